@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import Column, Op, RowChange, Statement, TableMap, TableName
 from tranlog.ddl import touched
-from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
+from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
@@ -110,6 +110,21 @@ class SqlRows:
         wrong = {table: engines[self._one_name(table)] for table in tables if self._one_name(table) in engines}
         if wrong:
             raise self._without_transactions(wrong, None)
+
+    def check_table(self, table: TableMap) -> None:
+        self.claim_name(table, None)
+        name, columns = self.dialect.table_name(table), [one.name for one in self._columns(table, None)[1]]
+        names = ", ".join(columns)
+        changes = [f"INSERT INTO {name} ({names}) SELECT {names} FROM {name}", f"DELETE FROM {name}"]
+        changes += [f"UPDATE {name} SET {one} = {one}" for one in columns[:1]]
+        for sql in changes:
+            try:
+                self.session.fetch(f"EXPLAIN {sql}")
+            except TargetUnavailableError as exc:
+                grant = f"Run at the target: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO <user>"
+                raise TargetTableError(table=table.name, why=exc.why, remedy=grant) from exc
+            except RefusedError:
+                pass  # a column that is written in another way
 
     def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
         """Return the refusal of tables whose rows would double, by their engines."""

@@ -181,6 +181,11 @@ def has_sequences(kind: TargetKind) -> bool:
     return kind != "null" and _dialect(kind).has_sequences
 
 
+def runs_ddl_of(kind: TargetKind) -> frozenset[str]:
+    """Return from which kinds of source that kind of target may run the recorded statements."""
+    return frozenset() if kind == "null" else _dialect(kind).runs_ddl_of
+
+
 def create_statements(kind: TargetKind, table: TableMap) -> list[str]:
     """Return the statements that make a table at a target of that kind, none at one that keeps no rows."""
     return [] if kind == "null" else list(_dialect(kind).create_table(table))

@@ -159,6 +159,15 @@ class TargetPositions(Protocol):
         only `again`, by an operator's wish: one that is missing there was dropped, with what it told.
         """
 
+    def check_rights(self) -> None:
+        """Look whether positions can be kept here, and change nothing.
+
+        Raises TargetTableError, whose remedy is the GRANT, where they cannot be made; TargetUnavailableError.
+        """
+
+    def now_ms(self) -> int:
+        """Return the time by the target's own clock, ms since 1970."""
+
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where it never ran here (or nothing was ever kept here)."""
 
@@ -258,6 +267,12 @@ class TargetRows(Protocol):
         """Refuse those of the named tables that are in no target transaction, all in one error, as `write` does each.
 
         `named` is asked only where the target has such tables at all. Raises TargetTableError.
+        """
+
+    def check_table(self, table: TableMap) -> None:
+        """Refuse a table as a change of it would be refused: missing, too narrow, without rights; change nothing.
+
+        Raises TargetTableError.
         """
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
