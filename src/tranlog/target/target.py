@@ -137,6 +137,17 @@ class RefusedError(Exception):
     """The target refused changes that were sent together: sent one by one they may fit, or it is known which do not."""
 
 
+class BehindError(Exception):
+    """A table has to be made or altered here before the changes can go in. `follow` does it, in no target transaction.
+
+    It is raised once for each difference: what `follow` did not mend is refused by the next attempt.
+    """
+
+    def __init__(self, follow: Callable[[], None]) -> None:
+        super().__init__()
+        self.follow = follow
+
+
 class TargetConnection(Protocol):
     """By what a target is reached; its positions and its rows share it."""
 
@@ -333,10 +344,16 @@ class Target:
         statement comes alone: at a kind whose statements commit, one that ran stays even if what stands after it does
         not fit, and is not run again.
         """
-        try:
-            return self._attempt(units, advance, None)
-        except RefusedError as exc:
-            return self._attempt(units, advance, exc)
+        refused: RefusedError | None = None
+        while True:
+            try:
+                return self._attempt(units, advance, refused)
+            except BehindError as exc:
+                exc.follow()
+            except RefusedError as exc:
+                if refused is not None:
+                    raise
+                refused = exc
 
     def _attempt(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         try:
