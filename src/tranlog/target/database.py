@@ -128,8 +128,8 @@ class SqlRows:
             except TargetUnavailableError as exc:
                 grant = f"Run at the target: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO <user>"
                 raise TargetTableError(table=table.name, why=exc.why, remedy=grant) from exc
-            except RefusedError:
-                pass  # a column that is written in another way
+            except (RefusedError, LockTimeoutError):
+                pass  # a column that is written in another way; a table that is being altered now
 
     def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
         """Return the refusal of tables whose rows would double, by their engines."""
