@@ -408,7 +408,7 @@ class FolderRows:
         why, emptied = passed_over(
             unit,
             statement,
-            ignore_ddl=self._options.ddl == "ignore",
+            ddl=self._options.ddl,
             kind="folder",
             runs_ddl_of=(),
             has_sequences=False,
@@ -416,7 +416,7 @@ class FolderRows:
         for schema, name in emptied:
             there = self._folder.table(TableMap(schema=schema, table=name, columns=()))
             if not name or (there is not None and there.rows):
-                raise rows_are_here(unit, statement, (schema, name))
+                raise rows_are_here(unit, statement, (schema, name), self._options.ddl)
         message = "a statement is passed over, further ones silently why=%s seqno=%d statement=%r"
         self._warn(why, message, why, unit.seqno, shortened(text_of(statement)))
 
@@ -426,6 +426,9 @@ class FolderRows:
             logger.warning(message, *values)
 
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
+        pass
+
+    def check_table(self, table: TableMap) -> None:
         pass
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.ddl import Touched, touched
+from tranlog.ddl import Touched, keeps_rows, touched
 
 T, U = ("d", "t"), ("s", "u")
 
@@ -94,3 +94,35 @@ def test_databases_stand_once() -> None:
 def test_any_text_ends_in_an_answer(text: str) -> None:
     touched(text, schema="d")
     touched("DROP TABLE " + text, schema="d")
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps"),
+    [
+        ("CREATE TABLE t (a INT, b TEXT DEFAULT 'RENAME; x')", True),
+        ("CREATE TABLE t (a INT);", True),
+        ("CREATE TABLE t (a INT); DROP TABLE u", False),
+        ("CREATE VIEW v AS SELECT 1", True),
+        ("CREATE TRIGGER r AFTER INSERT ON t BEGIN DELETE FROM u; END", True),
+        ("DROP TABLE t", True),
+        ("DROP INDEX i ON t", True),
+        ("ALTER TABLE t ADD COLUMN a INT DEFAULT 5, ADD KEY (a)", True),
+        ("ALTER ONLINE TABLE IF EXISTS s.t ADD (a INT, b INT), DROP FOREIGN KEY f", True),
+        ("ALTER TABLE ONLY s.t ADD a int; ALTER TABLE t DROP a", False),
+        ("ALTER TABLE t ADD a INT, DROP b", False),
+        ("ALTER TABLE t DROP COLUMN a", False),
+        ("ALTER TABLE t MODIFY a BIGINT", False),
+        ("ALTER TABLE t ALTER COLUMN a TYPE bigint", False),
+        ("ALTER TABLE t CHANGE a b INT", False),
+        ("ALTER TABLE t RENAME TO u", False),
+        ("ALTER TABLE t RENAME a TO b", False),
+        ("ALTER TABLE t SET SCHEMA other", False),
+        ("ALTER TABLE t CONVERT TO CHARACTER SET ascii", False),
+        ("RENAME TABLE t TO u", False),
+        ("TRUNCATE t", False),
+        ("ALTER TABLE", False),
+        ("", False),
+    ],
+)
+def test_what_leaves_all_that_was_there_as_it_is(text: str, keeps: bool) -> None:
+    assert keeps_rows(text) is keeps

@@ -45,6 +45,22 @@ class Touched:
         return tuple(dict.fromkeys([schema for schema, _ in self.names]))
 
 
+_ADDS: Final = frozenset({"ADD", "ENGINE", "COMMENT", "AUTO_INCREMENT", "OWNER"})
+_NO_COLUMN: Final = frozenset({"INDEX", "KEY", "FOREIGN", "PRIMARY", "CONSTRAINT", "CHECK"})
+
+
+def keeps_rows(text: str) -> bool:
+    """Whether a DDL statement leaves every name, column and value that was there as it is; False also for several.
+
+    CREATE does, whatever it makes, and DROP of tables, whose rows are another question (`touched`), is let pass; of an
+    ALTER TABLE what adds, and what drops no column.
+    """
+    try:
+        return _Head(text, "").keeps_rows()
+    except UnreadError:
+        return False
+
+
 def touched(text: str, *, schema: str) -> Touched | None:
     """Return what a DDL statement that ran in `schema` changes; None where that cannot be told from its text."""
     try:
@@ -89,6 +105,37 @@ class _Head(TokenReader):
                 raise UnreadError
             case verb:
                 return self._object(verb)
+
+    def keeps_rows(self) -> bool:
+        verb = self.take("CREATE", "DROP", "ALTER")
+        while verb == "ALTER" and self.word not in _OBJECTS:
+            self.skip()
+        if verb != "ALTER" or not self.take("TABLE"):
+            return bool(verb) and self._ends()
+        self._if_exists()
+        self.take("ONLY")
+        self._name()
+        self._wait()
+        while True:
+            if not (self.take(*_ADDS) or (self.take("DROP") and self.take(*_NO_COLUMN))):
+                return False
+            depth = 0
+            while depth or self.now not in (("sign", ","), ("sign", ";")):
+                if self.now.kind == "end":
+                    return True
+                depth += self.now == ("sign", "(")
+                depth -= self.now == ("sign", ")")
+                self.skip()
+            if not self.sign(","):
+                return self._ends()
+
+    def _ends(self) -> bool:
+        """Whether nothing follows the statement at hand. One with a body holds others."""
+        while self.now.kind != "end" and not self.sign(";"):
+            if self.take("BEGIN"):
+                return True
+            self.skip()
+        return self.now.kind == "end"
 
     def _rename(self) -> Touched:
         if self.take(*_SERVERS_OWN):

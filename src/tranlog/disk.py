@@ -141,6 +141,11 @@ _WRITE_AND_WAIT = 7
 """Wait for what is under way in the range, write it, wait for that."""
 
 
+def may_write(path: str) -> bool:
+    """Whether this process may write a file, or make one in a folder; False for what is not there."""
+    return os.access(path, os.W_OK, effective_ids=True)
+
+
 class OsFile:
     """A file of the operating system."""
 

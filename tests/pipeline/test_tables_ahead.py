@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fix_pipeline import BY_SCHEMA, Workload, items
 from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import TargetTableError
+from tranlog.ids import Seqno
+from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
+from tranlog.pipeline.applying.tables_ahead import check_next
 from tranlog.pipeline.driving.apply import run_apply
-from tranlog.pipeline.filters.filters import Exclude, Rename
+from tranlog.pipeline.filters.filters import Exclude, Filter, PresentRows, Rename
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.source.packer import TransactionPacker
-from tranlog.target.options import TargetOptions
+from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer
 
 pytestmark = pytest.mark.integration
@@ -68,3 +73,48 @@ def test_tables_that_a_pipeline_concerns(
     only = replace(options, filters=(Exclude(tables=(f"{here}.a", f"{here}.old", f"{here}.left")),))
     with pytest.raises(TargetTableError, match=rf"target table {here}\.b: its engine is Aria, "):
         run_apply(only)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_the_next_tables_are_refused_before_spark_is_started(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """As their first rows would be, with the seqno. What is left out, or comes after the end or a statement, is not."""
+    if kind == "sqlite":
+        target = TargetOptions(kind="sqlite", path=str(tmp_path / "target.db"))
+    elif kind == "postgres":
+        server, database = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_database")
+        target = TargetOptions(kind="postgres", dsn=server.dsn(database))
+    else:
+        server, database = (request.getfixturevalue(f"mariadb_target{one}") for one in ("", "_database"))
+        target = TargetOptions(kind="mariadb", dsn=server.dsn(database))
+    made = Statement(schema="shop", sql="CREATE TABLE later (id INT)", ddl=True)
+    transactions = [rows("good", schema="shop"), rows("good", "bad", schema="shop")]
+    transactions += [[made], rows("later", schema="shop")]
+    with (
+        closing(LogReader.open(written(tmp_path / "log", transactions))) as log,
+        closing(open_target(target)) as opened,
+    ):
+        for name in ("good", "other"):
+            opened.rows.create_table(items("shop", name))
+        first = log.range().first_seqno
+
+        def look(*filters: Filter, restart: int = first - 1, **more: Any) -> None:
+            given = {"until": None, "left_out": (), **more}
+            check_next(opened, log, filters, Seqno(restart), **given)
+
+        with pytest.raises(TargetTableError, match=r"shop\.bad \(seqno \d+\): there is no such table") as refused:
+            look()
+        seqno = refused.value.seqno
+        assert seqno is not None
+        for fine in (
+            lambda: look(until=Seqno(seqno - 1)),
+            lambda: look(left_out=[(seqno, seqno)]),
+            lambda: look(restart=seqno),
+            lambda: look(Exclude(tables=("shop.bad",))),
+            lambda: look(Rename(table="shop.bad", to="other")),
+            lambda: look(PresentRows(tables=("shop.bad",))),
+        ):
+            fine()
+        opened.rows.create_table(items("shop", "bad"))
+        look()

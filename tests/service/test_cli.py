@@ -46,6 +46,7 @@ COMMANDS = (
         "run",
         "status",
         "top",
+        "doctor",
         "verify",
         "reset",
     ),

@@ -1,17 +1,20 @@
 """The kinds of sources, and what the program asks of each.
 
 Owns the table of kinds and what each offers: its options and what the configuration gives for them, how it is
-opened for capture, how its tables are read, and where it stands. A kind is imported when it is first asked for, since
-its driver may be missing, so the table names modules. One of them stands in a layer above: a log that is a source.
+opened for capture, how its tables are read, where it stands, and what is wrong with it. A kind is imported when it is
+first asked for, since its driver may be missing, so the table names modules. One of them stands in a layer above: a log
+that is a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
+from tranlog.clock import Clock
 from tranlog.errors import ConfigError
+from tranlog.findings import CheckResult, tried
 from tranlog.shard import ShardRuleKind
 from tranlog.source.source import Source, TableReader
 
@@ -63,6 +66,13 @@ class SourceObject(NamedTuple):
     state: str
 
 
+class CapturedUpTo(NamedTuple):
+    """The last event that a log has of a source. `tstamp`: when it was committed there, ms since 1970."""
+
+    event_id: str
+    tstamp: int
+
+
 class SourceKind(Protocol[OptionsT]):
     """What the program asks of a kind of source."""
 
@@ -99,6 +109,13 @@ class SourceKind(Protocol[OptionsT]):
     def standing(self, options: OptionsT, captured: str) -> SourceStanding:
         """Return where the source stands; `captured` is the last event id in the log. Raises SourceError."""
         return SourceStanding(now_at=self.event_id(options))
+
+    def examine(self, options: OptionsT, clock: Clock, captured: CapturedUpTo | None) -> Iterator[CheckResult]:
+        """Yield what a look at a source finds, and change nothing; what a start refuses is among it.
+
+        `captured` None: the log has no event of it. Nothing is yielded after a source that does not answer.
+        """
+        yield tried("connection", lambda: f"it stands at {self.event_id(options) or 'its beginning'}")
 
     def caveat(self, options: OptionsT) -> str:
         """Return what these options leave out of what the log promises, in a sentence; mostly empty."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import Column, Op, RowChange, Statement, TableMap, TableName
 from tranlog.ddl import touched
-from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
+from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
@@ -26,7 +26,7 @@ from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, open_session
-from tranlog.target.target import Advance, Applied, ApplyUnit, RefusedError, Target
+from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target
 from tranlog.types import UNCHANGED, Value
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class SqlRows:
     """By a name here: the source's table that has it. This and what was warned of outlive the connection."""
     warned: set[str]
     bindings: dict[TableMap, Binding] = field(default_factory=dict)
+    followed: set[tuple[str, ...]] = field(default_factory=set)
+    """What was run for the target transaction at hand, so that nothing is run for it twice."""
 
     def __post_init__(self) -> None:
         self.once = Once(self.session, self.dialect)
@@ -81,6 +83,7 @@ class SqlRows:
         else:
             logger.info("a batch was refused, sending change by change target=%s why=%s", self.where, refused)
             writing.send_one_by_one()
+        self.followed.clear()
         return writing.done()
 
     def discard(self) -> None:
@@ -111,6 +114,23 @@ class SqlRows:
         if wrong:
             raise self._without_transactions(wrong, None)
 
+    def check_table(self, table: TableMap) -> None:
+        self.claim_name(table, None)
+        if self.options.ddl == "follow" and self._behind(table):
+            return
+        name, columns = self.dialect.table_name(table), [one.name for one in self._columns(table, None)[1]]
+        names = ", ".join(columns)
+        changes = [f"INSERT INTO {name} ({names}) SELECT {names} FROM {name}", f"DELETE FROM {name}"]
+        changes += [f"UPDATE {name} SET {one} = {one}" for one in columns[:1]]
+        for sql in changes:
+            try:
+                self.session.fetch(f"EXPLAIN {sql}")
+            except TargetUnavailableError as exc:
+                grant = f"Run at the target: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO <user>"
+                raise TargetTableError(table=table.name, why=exc.why, remedy=grant) from exc
+            except (RefusedError, LockTimeoutError):
+                pass  # a column that is written in another way; a table that is being altered now
+
     def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
         """Return the refusal of tables whose rows would double, by their engines."""
         altered = [f"ALTER TABLE {self.dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
@@ -126,10 +146,46 @@ class SqlRows:
         binding = self.bindings.get(table)
         if binding is None:
             self.claim_name(table, seqno)
+            if self.options.ddl == "follow":
+                self._follow(table)
             target, columns = self._columns(table, seqno)
             name = self.dialect.table_name(table)
             binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
         return binding
+
+    def _follow(self, table: TableMap) -> None:
+        """Have a table made, or given columns, for a change of it. Raises BehindError, once for each difference."""
+        statements = self._behind(table)
+        if not statements or statements in self.followed:
+            return
+
+        def follow() -> None:
+            self.followed.add(statements)
+            try:
+                self._make(table, statements)
+            except TargetTableError:
+                if self._behind(table):
+                    raise
+                return  # another channel was faster
+            ran = "; ".join(statements)
+            logger.warning("a table follows the source's target=%s table=%s ran=%s", self.where, table.name, ran)
+
+        raise BehindError(follow)
+
+    def _behind(self, table: TableMap) -> tuple[str, ...]:
+        """Return what makes a table, or the columns that it lacks while it has no rows; nothing where that is not it.
+
+        What an added column is to hold in rows that are here, no table map tells.
+        """
+        try:
+            here = self.session.table(table)
+        except MissingTableError:
+            return self.dialect.create_table(table)
+        names = {self.dialect.quote(name) for name in here.columns}
+        lacking = [at for at, one in enumerate(table.columns) if self.dialect.quote(one.name) not in names]
+        if not lacking or self.session.fetch(f"SELECT 1 FROM {self.dialect.table_name(table)} LIMIT 1"):
+            return ()
+        return tuple([self.dialect.add_column(table, at) for at in lacking])
 
     def claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
         """Refuse a table whose name here is one of ours, or another table's already: two would become one."""
@@ -194,10 +250,16 @@ class SqlRows:
         """Yield each column of a table, its quoted name here, and the target's. Raises TargetTableError."""
         quote = self.dialect.quote
         names = {quote(name): column for name, column in target.columns.items()}
-        for source in table.columns:
+        for index, source in enumerate(table.columns):
             name = quote(source.name)
             if name not in names:
-                raise TargetTableError(table=table.name, why=f"column {source.name} is missing", seqno=seqno)
+                raise TargetTableError(
+                    table=table.name,
+                    why=f"column {source.name} is missing",
+                    seqno=seqno,
+                    remedy=f"{self.dialect.add_column(table, index)} here, and start again; what it holds in rows that "
+                    f"are here already comes by `tranlog load --replace --tables {table.name}`",
+                )
             yield source, name, names[name]
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
@@ -230,16 +292,18 @@ class SqlRows:
             return ""
         except MissingTableError:
             pass
-        ran = []
+        statements = self.dialect.create_table(table)
+        self._make(table, statements)
+        return ";\n".join(statements)
+
+    def _make(self, table: TableMap, statements: Sequence[str]) -> None:
         try:
-            for statement in self.dialect.create_table(table):
+            for statement in statements:
                 self.session.run(statement)
-                ran.append(statement)
         except (MisfitError, MissingTableError) as exc:
             raise TargetTableError(table=table.name, why=f"it cannot be made: {exc}") from exc
         except LockTimeoutError as exc:
             raise TransientTargetError(why=str(exc)) from exc
-        return ";\n".join(ran)
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         try:
@@ -417,14 +481,14 @@ class _Writing:
         ignored, emptied = passed_over(
             unit,
             statement,
-            ignore_ddl=rows.options.ddl == "ignore",
+            ddl=rows.options.ddl,
             kind=dialect.kind,
             runs_ddl_of=dialect.runs_ddl_of,
             has_sequences=dialect.has_sequences,
         )
         for name in emptied:
             if self._has_rows(unit.seqno, name):
-                raise rows_are_here(unit, statement, name)
+                raise rows_are_here(unit, statement, name, rows.options.ddl)
         sql = text_of(statement)
         text = shortened(sql)
         if why := ignored or dialect.ddl_to_skip(sql):

@@ -63,6 +63,8 @@ class Dialect:
     """What is equal for two of a source's tables whose names would be one name here."""
     create_table: Callable[[TableMap], tuple[str, ...]]
     """The statements that make the table, and its schema, where they are missing."""
+    add_column: Callable[[TableMap, int], str]
+    """The statement that gives a table one column of a source's table more."""
 
     accepts: Callable[[Column, TargetColumn], None]
     """Raise MismatchError where a column here cannot take what the source's column holds, whatever the value."""

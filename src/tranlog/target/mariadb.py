@@ -23,9 +23,10 @@ from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TransientTargetError
 from tranlog.servers.mariadb_address import read_url
 from tranlog.servers.mariadb_errors import ErrorClass, error_class
+from tranlog.servers.mariadb_rights import account, has_right
 from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
-from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal
+from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal, quote
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
 
 if TYPE_CHECKING:
@@ -323,6 +324,12 @@ class MariadbSession:
         if kinds[0][0] == "SYSTEM VERSIONED" and not period:
             period = {"row_start", "row_end"}  # hidden
         return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1], period=frozenset(period))
+
+    def lacks_create(self) -> str:
+        ((user, database),) = self.fetch("SELECT CURRENT_USER(), DATABASE()")
+        if has_right([row[0] for row in self.fetch("SHOW GRANTS")], ["CREATE"], database):
+            return ""
+        return f"GRANT CREATE, SELECT, INSERT, UPDATE, DELETE ON {quote(database)}.* TO {account(user)}"
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         cursor = self._connection.cursor(SSCursor)

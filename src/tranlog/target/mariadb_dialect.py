@@ -270,6 +270,12 @@ def create_table(table: TableMap) -> tuple[str, ...]:
     before = (database,) if table.schema else ()
     if table.sequence:
         return (*before, f"CREATE SEQUENCE IF NOT EXISTS {table_name(table)}")
+    parts = table_parts(table, quote, _definer(table))
+    return *before, f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({parts}){TABLE_OPTIONS}"
+
+
+def _definer(table: TableMap) -> Callable[[int, Column], str]:
+    """Return what defines each column of a table."""
     room = _key_bytes(table)
 
     def defined(index: int, column: Column) -> str:
@@ -279,10 +285,13 @@ def create_table(table: TableMap) -> tuple[str, ...]:
         # A TIMESTAMP without a default may take one that changes it by itself.
         return made + (" NOT NULL DEFAULT 0" if made.startswith("timestamp") else " NOT NULL")
 
-    return (
-        *before,
-        f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, defined)}){TABLE_OPTIONS}",
-    )
+    return defined
+
+
+def add_column(table: TableMap, index: int) -> str:
+    """Return the statement that adds a column."""
+    column = table.columns[index]
+    return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_definer(table)(index, column)}"
 
 
 _COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
@@ -811,6 +820,7 @@ MARIADB: Final = Dialect(
     table_name=table_name,
     one_name=table_name,
     create_table=create_table,
+    add_column=add_column,
     accepts=accepts,
     forms=MariadbForms(),
     selected=selected,

@@ -44,6 +44,9 @@ class NullRows:
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
         pass
 
+    def check_table(self, table: TableMap) -> None:
+        pass
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         pass
 

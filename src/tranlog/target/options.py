@@ -42,12 +42,14 @@ class TargetOptions:
     dsn: str = field(default="", repr=False, metadata={"only": _SERVERS})
     """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's. MariaDB:
     `mariadb://user:password@host:port/database`; the database holds tranlog's own tables."""
-    ddl: Literal["stop", "ignore"] = "stop"
+    ddl: Literal["stop", "ignore", "follow"] = "stop"
     """What to do with a recorded statement. `stop`: run it where source and target are of one kind (from a
     PostgreSQL only TRUNCATE, not what its event trigger records), else stop and name it. `ignore`: pass over DDL,
     counted; the first is warned of. Then tables are the operator's. A statement that changes rows (TRUNCATE, a
     statement in a row's place) is never passed over, nor is DDL that takes rows away which are still here (DROP TABLE,
-    a partition's end, CREATE of a table that is here): that stops, and says so."""
+    a partition's end, CREATE of a table that is here): that stops, and says so. `follow`: a table that is missing is
+    made from the table map of its first change, a column is added while its table has no rows; a statement from another
+    kind is passed over where that does what it did, else it stops. docs/following.md has each change."""
     net_effect: bool = False
     """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
     whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and
@@ -130,9 +132,11 @@ class TargetOptions:
                 raise _refuse("triggers", "off", "MariaDB cannot turn its triggers off; drop them at the target")
         if not self.in_file and self.path:
             raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
-        for name, one, two in (("ddl", "stop", "ignore"), ("engine", "refuse", "innodb"), ("triggers", "fire", "off")):
+        for name, one, two in (("engine", "refuse", "innodb"), ("triggers", "fire", "off")):
             if getattr(self, name) not in (one, two):
                 raise _refuse(name, getattr(self, name), f'either "{one}" or "{two}"')
+        if self.ddl not in ("stop", "ignore", "follow"):
+            raise _refuse("ddl", self.ddl, '"stop", "ignore" or "follow"')
         for name in ("lock_timeout_s", "connect_timeout_s"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise _refuse(name, getattr(self, name), "seconds, above 0 and at most a day")
@@ -179,6 +183,11 @@ def open_target(options: TargetOptions) -> Target:
 def has_sequences(kind: TargetKind) -> bool:
     """Whether rows of a sequence go into a sequence at that kind of target."""
     return kind != "null" and _dialect(kind).has_sequences
+
+
+def runs_ddl_of(kind: TargetKind) -> frozenset[str]:
+    """Return from which kinds of source that kind of target may run the recorded statements."""
+    return frozenset() if kind == "null" else _dialect(kind).runs_ddl_of
 
 
 def create_statements(kind: TargetKind, table: TableMap) -> list[str]:

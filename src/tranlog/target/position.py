@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
@@ -27,6 +27,7 @@ from tranlog.change import Options
 from tranlog.errors import (
     ReplacedError,
     TargetPositionError,
+    TargetTableError,
     TargetUnavailableError,
     TranlogError,
     TransientTargetError,
@@ -196,8 +197,7 @@ class SqlPositions:
 
     def ensure_tables(self, *, again: bool = False) -> None:
         """Create our tables where they are missing; two who do it at once do not disturb each other."""
-        tables = _TABLES | ({STATEMENT_TABLE: CREATE_STATEMENT_TABLE} if self._dialect.statements_commit else {})
-        for name, statement in tables.items():
+        for name, statement in self._tables().items():
             # Asked first: somebody else may have made them, for a user who may not.
             if self._is_there(name) or (name == STATEMENT_TABLE and not again and self._has_positions()):
                 continue
@@ -207,6 +207,28 @@ class SqlPositions:
                 self._run(statement)  # the other one was faster: now the table is there
             except LockTimeoutError as exc:
                 raise TransientTargetError(why=f"creating {name}: {exc}") from exc
+
+    def _tables(self) -> Mapping[str, str]:
+        """Return what makes each of our tables, by its name."""
+        return _TABLES | ({STATEMENT_TABLE: CREATE_STATEMENT_TABLE} if self._dialect.statements_commit else {})
+
+    def check_rights(self) -> None:
+        there = {name: self._is_there(name) for name in self._tables()}
+        missing = [name for name, is_there in there.items() if not is_there]
+        if missing and (grant := self._session.lacks_create()):
+            why = "it is missing, and this user may not make it"
+            raise TargetTableError(table=", ".join(missing), why=why, remedy=f"Run at the target: {grant}")
+        try:
+            self._session.begin()
+            for name in there.keys() - set(missing):
+                self._run(f"UPDATE {name} SET pipeline = pipeline WHERE 1 = 0")
+        except LockTimeoutError as exc:
+            raise TransientTargetError(why=str(exc)) from exc
+        finally:
+            self._session.rollback()
+
+    def now_ms(self) -> int:
+        return int(self._fetch("SELECT {now}")[0][0])
 
     def _is_there(self, table: str) -> bool:
         try:

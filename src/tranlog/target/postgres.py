@@ -334,6 +334,15 @@ class PostgresSession:
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
         return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][9])
 
+    def lacks_create(self) -> str:
+        ((schema, user, may),) = self.fetch(
+            "SELECT quote_ident(current_schema()), quote_ident(current_user), "
+            "has_schema_privilege(current_schema(), 'CREATE')"
+        )
+        if schema is None:
+            return "CREATE SCHEMA public, or set the search_path of the user to a schema that is there"
+        return "" if may else f"GRANT CREATE ON SCHEMA {schema} TO {user}"
+
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         self.settle()
         self._execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

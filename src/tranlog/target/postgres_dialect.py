@@ -183,11 +183,18 @@ def _declared_digits(source_type: str) -> str:
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statements that make a schema and a table, without its foreign keys."""
 
-    def defined(_: int, column: Column) -> str:
-        return _column_type(column) + ("" if column.nullable else " NOT NULL")
-
-    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, defined)})"
+    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, _defined)})"
     return (f"CREATE SCHEMA IF NOT EXISTS {quote(table.schema)}", made) if table.schema else (made,)
+
+
+def _defined(_: int, column: Column) -> str:
+    return _column_type(column) + ("" if column.nullable else " NOT NULL")
+
+
+def add_column(table: TableMap, index: int) -> str:
+    """Return the statement that adds a column."""
+    column = table.columns[index]
+    return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_defined(index, column)}"
 
 
 # --- values in ------------------------------------------------------------------------------------------------------
@@ -551,6 +558,7 @@ POSTGRES: Final = Dialect(
     table_name=table_name,
     one_name=table_name,
     create_table=create_table,
+    add_column=add_column,
     accepts=accepts,
     forms=PostgresForms(),
     selected=lambda column, target, name: name,

@@ -6,37 +6,39 @@ Owns that decision, the same at every kind of target, and its errors. Leaves run
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from tranlog.change import Statement, TableName
-from tranlog.ddl import touched
+from tranlog.ddl import keeps_rows, touched
 from tranlog.errors import DdlStopError
 from tranlog.statements import StatementKind, statement_kind
 from tranlog.target.target import ApplyUnit
 
-BY_OPTION = 'ddl = "ignore"'
+_BY_OPTION: Final = 'ddl = "ignore"'
+_BY_ROWS: Final = "what it does to tables comes with the first change after it"
 
 
 def passed_over(
     unit: ApplyUnit,
     statement: Statement,
     *,
-    ignore_ddl: bool,
+    ddl: str,
     kind: str,
     runs_ddl_of: Collection[str],
     has_sequences: bool,
 ) -> tuple[str, Sequence[TableName]]:
     """Return why a unit's statement is passed over, empty where it is to be run; and the tables that it empties.
 
-    Where rows of one of those are still here, the target raises `rows_are_here`. `runs_ddl_of` and `has_sequences` are
-    what Dialect says of the target's `kind`.
+    `ddl` is the option. Where rows of one of those are still here, the target raises `rows_are_here`. `runs_ddl_of` and
+    `has_sequences` are what Dialect says of the target's `kind`.
 
     Raises DdlStopError where it may neither be passed over nor run.
     """
     sql = text_of(statement)
     found = touched(sql, schema=statement.schema)
     upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
-    if (statement.ddl or upkeep) and ignore_ddl:
-        return BY_OPTION, found.emptied if found is not None else ()
+    if (statement.ddl or upkeep) and ddl == "ignore":
+        return _BY_OPTION, found.emptied if found is not None else ()
     source = next((value for name, value in unit.metadata if name == "dbms_type"), "")
     if source in runs_ddl_of or (source == kind and not statement.ddl):
         return "", ()
@@ -44,6 +46,8 @@ def passed_over(
         return "users, rights and upkeep are each server's own", ()
     if found and found.sequence and not has_sequences:
         return "a sequence is no table", ()
+    if ddl == "follow" and statement.ddl and found is not None and keeps_rows(sql):
+        return _BY_ROWS, found.emptied
     what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
     why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
     if source == kind:
@@ -51,7 +55,7 @@ def passed_over(
     raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
 
 
-def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName) -> DdlStopError:
+def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName, ddl: str) -> DdlStopError:
     """Return the refusal to pass over a statement that takes rows away, while rows of `name` are still here.
 
     A name without a table stands for all of its schema.
@@ -63,7 +67,7 @@ def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName) -> Ddl
             f"Take those rows away from {schema}.{table} here and start again; where others stay, go on by "
             f"`tranlog online --skip-seqno {unit.seqno}`"
         )
-    why = f"it takes rows away, which are still here: {BY_OPTION} does not pass over that"
+    why = f'it takes rows away, which are still here: ddl = "{ddl}" does not pass over that'
     return DdlStopError(seqno=unit.seqno, text=shortened(text_of(statement)), why=why, remedy=remedy)
 
 

@@ -93,6 +93,9 @@ class Session(Protocol):
     def table(self, table: TableMap) -> TargetTable:
         """Read what the target has in a table's place. Raises MissingTableError where that is no table."""
 
+    def lacks_create(self) -> str:
+        """Return the GRANT without which no table of ours can be made here; empty where one can."""
+
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """Yield a query's rows as of one moment, as the dialect's reader takes them, without holding them all.
 

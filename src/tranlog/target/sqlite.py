@@ -228,6 +228,10 @@ class SqliteSession:
         # Rows of a batch are run one after the other, so no column needs to be known as unique.
         return TargetTable(columns=columns, unique=frozenset(), place="" if without_rowid or not places else places[0])
 
+    def lacks_create(self) -> str:
+        """Nothing: who may write the file may make tables."""
+        return ""
+
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._connection.execute(sql)

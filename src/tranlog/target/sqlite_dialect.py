@@ -82,10 +82,17 @@ def _untyped(column: Column) -> str:
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statement that makes a table with the source's types, or with those that keep its values."""
 
-    def defined(_: int, column: Column) -> str:
-        return _column_type(column) + ("" if column.nullable else " NOT NULL")
+    return (f"CREATE TABLE IF NOT EXISTS {quote(plain_name(table))} ({table_parts(table, quote, _defined)})",)
 
-    return (f"CREATE TABLE IF NOT EXISTS {quote(plain_name(table))} ({table_parts(table, quote, defined)})",)
+
+def _defined(_: int, column: Column) -> str:
+    return _column_type(column) + ("" if column.nullable else " NOT NULL")
+
+
+def add_column(table: TableMap, index: int) -> str:
+    """Return the statement that adds a column. SQLite adds none that is NOT NULL and has no default."""
+    column = table.columns[index]
+    return f"ALTER TABLE {quote(plain_name(table))} ADD COLUMN {quote(column.name)} {_column_type(column)}".rstrip()
 
 
 def skip_triggers(statement: str) -> str:
@@ -358,6 +365,7 @@ SQLITE: Final = Dialect(
     table_name=lambda table: quote(plain_name(table)),
     one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),
     create_table=create_table,
+    add_column=add_column,
     accepts=accepts,
     forms=SqliteForms(),
     selected=selected,

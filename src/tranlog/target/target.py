@@ -137,6 +137,17 @@ class RefusedError(Exception):
     """The target refused changes that were sent together: sent one by one they may fit, or it is known which do not."""
 
 
+class BehindError(Exception):
+    """A table has to be made or altered here before the changes can go in. `follow` does it, in no target transaction.
+
+    It is raised once for each difference: what `follow` did not mend is refused by the next attempt.
+    """
+
+    def __init__(self, follow: Callable[[], None]) -> None:
+        super().__init__()
+        self.follow = follow
+
+
 class TargetConnection(Protocol):
     """By what a target is reached; its positions and its rows share it."""
 
@@ -158,6 +169,15 @@ class TargetPositions(Protocol):
         The table in which statements that commit are noted, where the kind has one, is made anew beside positions
         only `again`, by an operator's wish: one that is missing there was dropped, with what it told.
         """
+
+    def check_rights(self) -> None:
+        """Look whether positions can be kept here, and change nothing.
+
+        Raises TargetTableError, whose remedy is the GRANT, where they cannot be made; TargetUnavailableError.
+        """
+
+    def now_ms(self) -> int:
+        """Return the time by the target's own clock, ms since 1970."""
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where it never ran here (or nothing was ever kept here)."""
@@ -260,6 +280,12 @@ class TargetRows(Protocol):
         `named` is asked only where the target has such tables at all. Raises TargetTableError.
         """
 
+    def check_table(self, table: TableMap) -> None:
+        """Refuse a table as a change of it would be refused: missing, too narrow, without rights; change nothing.
+
+        Raises TargetTableError.
+        """
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         """Delete the table's rows in the open target transaction, or, where not `replace`, look that it has none.
 
@@ -318,10 +344,16 @@ class Target:
         statement comes alone: at a kind whose statements commit, one that ran stays even if what stands after it does
         not fit, and is not run again.
         """
-        try:
-            return self._attempt(units, advance, None)
-        except RefusedError as exc:
-            return self._attempt(units, advance, exc)
+        refused: RefusedError | None = None
+        while True:
+            try:
+                return self._attempt(units, advance, refused)
+            except BehindError as exc:
+                exc.follow()
+            except RefusedError as exc:
+                if refused is not None:
+                    raise
+                refused = exc
 
     def _attempt(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         try:

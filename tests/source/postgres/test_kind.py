@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tranlog.source.postgres.checks import slot_note
 from tranlog.source.postgres.connection import PostgresSourceOptions
-from tranlog.source.postgres.kind import slot_note
+from tranlog.source.postgres.kind import KIND
 
 OPTIONS = PostgresSourceOptions(source_id="shop", retained_warn_bytes=1000)
 
@@ -26,4 +27,4 @@ def test_notes_of_a_slot(wal_status: str, kept: int | None, note: str) -> None:
 
 def test_status_says_that_there_are_no_before_images() -> None:
     by_key = PostgresSourceOptions(source_id="shop", identity="key")
-    assert slot_note(by_key, "reserved", 0).startswith('identity = "key": there are no before images')
+    assert KIND.caveat(by_key).startswith('identity = "key": there are no before images')

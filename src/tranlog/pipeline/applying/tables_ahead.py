@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from tranlog.change import Statement, TableName
+from tranlog.change import Statement, TableMap, TableName
+from tranlog.errors import TargetTableError
 from tranlog.ids import Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.pipeline.filters.filters import Filter, TableFilter, renamed
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.filters.filters import EachBatch, EachTransaction, Filter, PresentRows, TableFilter, renamed
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Target
 
@@ -24,6 +26,8 @@ HEADERS_MOST: Final = 20_000
 """So many transactions after the position are looked at."""
 HEADERS_LEAST: Final = 500
 """So many at the log's end are, where fewer are still to be applied."""
+CHANGES_MOST: Final = 100
+"""So many changes of a transaction are looked at for tables that no one before it has."""
 
 
 def check_tables(target: Target, reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> None:
@@ -46,3 +50,50 @@ def _tables(reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> I
                     seen.add(name)
                     if (there := renamed(of_tables, name)) is not None:
                         yield there
+
+
+def check_next(
+    target: Target,
+    reader: ReadableLog,
+    filters: Sequence[Filter],
+    restart: Seqno,
+    *,
+    until: Seqno | None,
+    left_out: Sequence[tuple[int, int]],
+) -> None:
+    """Refuse the first table of the next transactions that would not take its first row. Raises TargetTableError.
+
+    Transactions after `until`, inclusive, and those `left_out`, ranges with both ends, are none of them. Nor are serial
+    ones, since a load's rows may be for others; and nothing is asked where a filter may leave a row out.
+    """
+    if any(isinstance(one, PresentRows | EachTransaction | EachBatch) for one in filters):
+        return
+    chain, seen = Chain(filters), set[TableName]()
+    with reader.cursor(committed_only=True) as cursor:
+        cursor.seek(Seqno(restart + 1))
+        for header in islice(iter(cursor.next_header, None), HEADERS_MOST):
+            if until is not None and header.seqno > until:
+                return
+            serial = header.shard_id == UNKNOWN_SHARD
+            if not serial and seen.issuperset(header.tables or ()):
+                continue
+            if any(first <= header.seqno <= last for first, last in left_out):
+                continue
+            for change in islice(cursor.current().changes(), CHANGES_MOST):
+                if isinstance(change, Statement):
+                    return  # which may make any table
+                if serial:
+                    break
+                if (name := (change.table.schema, change.table.table)) not in seen and not change.table.sequence:
+                    seen.add(name)
+                    _check(target, chain, change.table, header.seqno)
+            seen.update(header.tables or ())
+
+
+def _check(target: Target, chain: Chain, table: TableMap, seqno: Seqno) -> None:
+    if (there := chain.table(table)) is not None:
+        try:
+            target.rows.check_table(there.table)
+        except TargetTableError as exc:
+            exc.seqno = seqno
+            raise

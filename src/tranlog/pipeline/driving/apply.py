@@ -23,7 +23,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.applying.key_shards import key_notes
 from tranlog.pipeline.applying.log_mark import log_mark
-from tranlog.pipeline.applying.tables_ahead import check_tables
+from tranlog.pipeline.applying.tables_ahead import check_next, check_tables
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
 from tranlog.pipeline.driving.lease import ALIVE_LOOK_S, ALIVE_WATCH_S, Lease, holder_name
 from tranlog.pipeline.driving.limit_search import LimitSearch
@@ -177,7 +177,7 @@ class _Driver:
         alive = self.persist(lambda: lease.moves(row, looked_at + ALIVE_LOOK_S, self._stop))
         first = lease.decide(replanning.wanted, alive=alive)
         restart = restart_seqno(first.rows)
-        self.persist(lambda: check_tables(self._target, self._reader, self._options.filters, restart))
+        self.persist(lambda: self._check_tables(restart, until))
         self._start_spark(first)
         alive = self.persist(lambda: lease.moves(row, looked_at + ALIVE_WATCH_S, self._stop))
         lease.decide(replanning.wanted, alive=alive)
@@ -223,6 +223,13 @@ class _Driver:
         self._lease.close()
 
     # --- before the jobs ---
+
+    def _check_tables(self, restart: Seqno, until: Seqno | None) -> None:
+        """Refuse tables of the next transactions that cannot take their rows. Raises TargetTableError."""
+        target, reader, options = self._target, self._reader, self._options
+        check_tables(target, reader, options.filters, restart)
+        left_out = [*options.leave_out.ranges, *target.positions.read_left_out(options.pipeline)]
+        check_next(target, reader, options.filters, restart, until=until, left_out=left_out)
 
     def _until(self) -> Seqno | None:
         until = self._options.until_seqno

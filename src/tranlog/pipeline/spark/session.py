@@ -12,12 +12,15 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +56,8 @@ _folders: list[str] = []
 """Of the one Spark that a process can have."""
 _OLDEST = (4, 3)
 """The release that all of this was tried with."""
+_OLDEST_JAVA = 17
+_JAVA_S = 10.0
 
 
 def default_master(channels: int) -> str:
@@ -80,6 +85,20 @@ def find_java() -> str:
     if found is None:
         raise EngineError(why="there is no Java on this machine", remedy=INSTALL_JAVA)
     return found
+
+
+def check_java() -> str:
+    """Return which Java Spark would start. Raises EngineError where there is none, or one that is too old."""
+    java = find_java()
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_S).stderr
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise EngineError(why=f"{java} does not run: {exc}", remedy=INSTALL_JAVA) from exc
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None or int(found[1]) < _OLDEST_JAVA:
+        what = f"is Java {found[1]}" if found is not None else "does not tell its version"
+        raise EngineError(why=f"{java} {what}, and {_OLDEST_JAVA} or later is needed", remedy=INSTALL_JAVA)
+    return f"{java} is Java {found[1]}"
 
 
 def build_session(
@@ -206,15 +225,22 @@ def kill_jvm() -> None:
         process.kill()
 
 
-def check_pyspark() -> None:
-    """Raise EngineError where PySpark is missing, or older than what the pipeline was built on."""
+def check_pyspark() -> str:
+    """Return which PySpark there is. Raises EngineError where it is missing, or older than what we were built on."""
+    package = find_spec("pyspark")
+    if package is None or package.origin is None:
+        raise EngineError(why="PySpark is not installed", remedy=INSTALL_SPARK)
+    # Read, not imported: that costs half a second.
     try:
-        from pyspark.version import __version__ as version
-    except ImportError as exc:
-        raise EngineError(why="PySpark is not installed", remedy=INSTALL_SPARK) from exc
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        text = Path(package.origin).with_name("version.py").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"""__version__[^"'\n]*["'](([0-9]+)\.([0-9]+)[^"']*)""", text)
+    version = "of no known version" if found is None else found[1]
+    if found is None or (int(found[2]), int(found[3])) < _OLDEST:
         needed = ".".join(map(str, _OLDEST))
         raise EngineError(why=f"PySpark {version} is installed, and {needed} or later is needed", remedy=INSTALL_SPARK)
+    return f"PySpark {version}"
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:

@@ -40,6 +40,7 @@ from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, se
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.configuring import add_configuring
+from tranlog.service.commands.doctor import doctor
 from tranlog.service.commands.installing import source_app
 from tranlog.service.commands.loading import load
 from tranlog.service.commands.orders import (
@@ -110,6 +111,7 @@ add_orders(app)
 add_top(app)
 add_verify(app)
 app.command("load")(load)
+app.command("doctor")(doctor)
 
 TakeOver = Annotated[
     bool, typer.Option("--take-over", "-take-over", help="Although another process seems to run the pipeline.")

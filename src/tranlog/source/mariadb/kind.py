@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final
 
+from tranlog.clock import Clock
+from tranlog.findings import CheckResult
 from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.kinds import SourceKind, checked_rule
+from tranlog.source.kinds import CapturedUpTo, SourceKind, checked_rule
+from tranlog.source.mariadb.checks import examine
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.source import MariadbSource
 from tranlog.source.mariadb.tables import MariadbTables
@@ -30,6 +33,11 @@ class MariadbKind(SourceKind[MariadbSourceOptions]):
 
     def tables(self, options: MariadbSourceOptions) -> MariadbTables:
         return MariadbTables(options)
+
+    def examine(
+        self, options: MariadbSourceOptions, clock: Clock, captured: CapturedUpTo | None
+    ) -> Iterator[CheckResult]:
+        return examine(options, clock, captured)
 
     def event_id(self, options: MariadbSourceOptions) -> str:
         with closing(Control(options)) as control:

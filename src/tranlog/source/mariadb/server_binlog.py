@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,38 +64,67 @@ class ServerBinlog:
 
     def check_setup(self) -> None:
         """Refuse a server that does not log full rows. Raises SourceSetupError, whose remedy holds the statements."""
+        for problem in self.setup_problems():
+            raise problem
+        if self.leaves_out_what_it_replicates():
+            logger.warning(
+                "This source is a replica without log_slave_updates: what it replicates is not captured. where=%s",
+                self._options.where,
+            )
+
+    def setup_problems(self) -> Iterator[SourceSetupError]:
+        """Yield why the server does not log full rows, each with the statements that mend it."""
         where = self._options.where
         variables = self._variables()
         version = variables.get("version", "")
         if "mariadb" not in version.lower():
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"{where} is version {version!r}, not MariaDB", remedy="Name a MariaDB server, 10.5 or newer"
             )
+            return
         if variables.get("log_bin") != "ON":
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"{where} keeps no binary log",
                 remedy="Start the server with --log-bin --server-id=<number> --binlog-format=ROW "
                 "--binlog-row-image=FULL --binlog-row-metadata=FULL, or put these into its configuration file",
             )
         wrong = [(name, value) for name, value in _WANTED if variables.get(name, "OFF") != value]
         if wrong and "binlog_row_metadata" not in variables:
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"{where} is version {version!r}, which cannot log column names",
                 remedy="Capture needs MariaDB 10.5 or newer",
             )
-        if wrong:
+        elif wrong:
             found = ", ".join(f"{name} is {variables[name]}" for name, _ in wrong)
             statements = "; ".join(f"SET GLOBAL {name} = '{value}'" for name, value in wrong)
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"at {where} {found}",
                 remedy=f"Run at the source: {statements}; and put the same into its configuration file. Sessions that "
                 "are open already keep the old format: end them before you start capture again",
             )
-        if variables.get("log_slave_updates") == "OFF" and variables.get("gtid_slave_pos"):
-            logger.warning(
-                "This source is a replica without log_slave_updates: what it replicates is not captured. where=%s",
-                where,
-            )
+
+    def leaves_out_what_it_replicates(self) -> bool:
+        """Whether the server is a replica whose binlog does not hold what it replicates."""
+        variables = self._variables()
+        return variables.get("log_slave_updates") == "OFF" and bool(variables.get("gtid_slave_pos"))
+
+    def check_kept(self, position: BinlogPosition) -> None:
+        """Refuse a position after which something is purged. Raises PositionLostError."""
+        files = self._files()
+        oldest = files[0][0]
+        held = {one.domain: one.sequence for one in position.gtids}
+        begins = parse_gtids(self._gtids_at(oldest, _FILE_START) or "")
+        gone = any(one.sequence > held.get(one.domain, 0) for one in begins)
+        if gone or (not position.gtids and position.file and position.file not in dict(files)):
+            why = f"{self._options.where} has purged its binlog up to {oldest}, and with it what follows"
+            raise PositionLostError(event_id=str(position), why=why)
+
+    def kept_s(self) -> int:
+        """Return how many seconds the server keeps a binlog file that it does not write to any more; 0: for ever."""
+        names = "'binlog_expire_logs_seconds', 'expire_logs_days'"
+        found = dict(self._control.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
+        days = float(found.get("expire_logs_days", 0))
+        return int(found.get("binlog_expire_logs_seconds", round(days * 86_400)))
 
     def _variables(self) -> dict[str, str]:
         names = [name for name, _ in _WANTED] + ["version", "log_bin", "log_slave_updates", "gtid_slave_pos"]

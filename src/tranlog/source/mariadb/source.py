@@ -114,7 +114,7 @@ class MariadbSource:
                 prepared = self._binlog.prepared_xids()
             self._told = None
         else:
-            position = _read_event_id(event_id)
+            position = read_event_id(event_id)
             # Rule `table` names shards after the foreign keys of now: what follows must not run beside what was
             # named before, so an empty, serial transaction stands between.
             self._told = None if self.options.shard_rule.kind is ShardRuleKind.TABLE else position
@@ -245,7 +245,8 @@ class MariadbSource:
         return self._maker.empty(self._follower.position, self._passed_over or self._clock.now_ms())
 
 
-def _read_event_id(event_id: str) -> BinlogPosition:
+def read_event_id(event_id: str) -> BinlogPosition:
+    """Return the position of an event id. Raises PositionLostError for one of another source."""
     try:
         return BinlogPosition.parse(event_id)
     except ValueError as exc:

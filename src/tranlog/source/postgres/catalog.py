@@ -10,7 +10,7 @@ Source: PostgreSQL's manual, "System Catalogs", "Logical Replication".
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -166,6 +166,11 @@ class PostgresCatalog:
 
     def check_server(self) -> None:
         """Refuse a server whose changes cannot be followed. Raises SourceSetupError, SourceUnavailableError."""
+        for problem in self.server_problems():
+            raise problem
+
+    def server_problems(self) -> Iterator[SourceSetupError]:
+        """Yield why the server's changes cannot be followed. Raises SourceSetupError, SourceUnavailableError."""
         ((version, recovery, level, may),) = self._control.rows(
             "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('wal_level'), "
             "(SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)"
@@ -173,21 +178,21 @@ class PostgresCatalog:
         where = self._options.where
         self.version = version
         if version < OLDEST_VERSION:
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"{where} is PostgreSQL {version // 10000}",
                 remedy="PostgreSQL 14 is the oldest that sends large transactions while they are open",
             )
         if recovery:
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"{where} is a replica (pg_is_in_recovery)", remedy="Name its primary in the option dsn"
             )
         if level != "logical":
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"{where} has wal_level = {level}",
                 remedy="Run at the source: ALTER SYSTEM SET wal_level = 'logical', and restart it",
             )
         if not may:
-            raise SourceSetupError(
+            yield SourceSetupError(
                 why=f"the user at {where} may not replicate", remedy="Run at the source: ALTER ROLE <user> REPLICATION"
             )
 
@@ -269,8 +274,8 @@ class PostgresCatalog:
             ) from exc
         logger.warning("A table got the replica identity FULL. table=%s.%s", schema, table)
 
-    def make_publication(self) -> None:
-        """Make the publication; it stays only if its tables do. Raises SourceSetupError."""
+    def make_publication(self, *, keep: bool = True) -> None:
+        """Make the publication; it stays only if its tables do, and to `keep` it. Raises SourceSetupError."""
         options = self._options
         parts = []
         for one in options.tables or ():
@@ -285,11 +290,12 @@ class PostgresCatalog:
             self._control.rows(f"CREATE PUBLICATION {quoted(options.publication_name)} FOR {what}{more}")
             self._control.rows(f"COMMENT ON PUBLICATION {quoted(options.publication_name)} IS '{PUBLICATION_COMMENT}'")
             self.check_tables()
-            self._control.rows("COMMIT")
+            self._control.rows("COMMIT" if keep else "ROLLBACK")
         except BaseException:
             self._control.close()
             raise
-        logger.info("A publication was made. name=%s", options.publication_name)
+        if keep:
+            logger.info("A publication was made. name=%s", options.publication_name)
 
     def make_trigger(self) -> None:
         """Make the event triggers that record DDL, where one of them is missing."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final
 
+from tranlog.clock import Clock
+from tranlog.findings import CheckResult
 from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.kinds import SourceKind, SourceObject, SourceStanding, checked_rule
+from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
 from tranlog.source.postgres.catalog import PostgresCatalog
+from tranlog.source.postgres.checks import examine, slot_note
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 from tranlog.source.postgres.installed import list_installed, uninstall
 from tranlog.source.postgres.source import PostgresSource
@@ -33,6 +36,11 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
     def tables(self, options: PostgresSourceOptions) -> PostgresTables:
         return PostgresTables(options)
 
+    def examine(
+        self, options: PostgresSourceOptions, clock: Clock, captured: CapturedUpTo | None
+    ) -> Iterator[CheckResult]:
+        return examine(options, clock, captured)
+
     def event_id(self, options: PostgresSourceOptions) -> str:
         with closing(PostgresControl(options)) as control:
             return PostgresCatalog(options, control).current_lsn()
@@ -42,6 +50,7 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
             catalog = PostgresCatalog(options, control)
             slot, kept = catalog.slot(), catalog.retained_bytes()
             note = slot_note(options, "" if slot is None else slot.wal_status, kept)
+            note = " ".join(filter(None, [note, self.caveat(options)]))
             return SourceStanding(now_at=catalog.current_lsn(), retained_bytes=kept, note=note)
 
     def caveat(self, options: PostgresSourceOptions) -> str:
@@ -57,16 +66,3 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
 
 
 KIND: Final = PostgresKind()
-
-
-def slot_note(options: PostgresSourceOptions, wal_status: str, kept: int | None) -> str:
-    """Return what an operator should know; `wal_status` as pg_replication_slots has it, `kept` None: no slot."""
-    notes = []
-    if kept is None:
-        notes.append(f"There is no slot {options.slot_name}.")
-    elif wal_status in ("unreserved", "lost"):
-        notes.append(f"The slot's WAL is {wal_status}: it passed max_slot_wal_keep_size.")
-    elif kept >= options.retained_warn_bytes:
-        notes.append("The slot fills the source's disk: capture must run and reach its log.")
-    notes.append(KIND.caveat(options))
-    return " ".join(filter(None, notes))

@@ -114,7 +114,7 @@ class PostgresSource:
         self._stopping = False
         self._failure = None
         self._retry = Reconnecting(self._clock, reconnect_s=self.options.reconnect_s)
-        self._position = None if event_id is None else _read_event_id(event_id)
+        self._position = None if event_id is None else read_event_id(event_id)
         self._told = self._position
         try:
             self._connect()
@@ -226,7 +226,7 @@ class PostgresSource:
         """Let the server forget everything up to and including `event_id`: the log has it durable."""
         self._released = event_id
         if self._stream is not None:
-            self._stream.confirm(_read_event_id(event_id).lsn)
+            self._stream.confirm(read_event_id(event_id).lsn)
 
     def stop(self) -> None:
         """Make a waiting `read` end soon, and later ones at once, until the next `start`.
@@ -452,7 +452,8 @@ class _SlotWatch:
             )
 
 
-def _read_event_id(event_id: str) -> WalPosition:
+def read_event_id(event_id: str) -> WalPosition:
+    """Return the position of an event id. Raises PositionLostError for one of another source."""
     try:
         return WalPosition.parse(event_id)
     except ValueError as exc:

@@ -6,15 +6,18 @@ Owns the questions that `status` asks of the outbox. They are read-only, and fin
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, ClassVar, Final
 
 import apsw
 
+from tranlog.clock import Clock
 from tranlog.errors import SourceUnavailableError
+from tranlog.findings import CheckResult
 from tranlog.shard import ShardRuleKind
-from tranlog.source.kinds import SourceKind, SourceObject, SourceStanding, checked_rule
+from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
+from tranlog.source.sqlite.checks import examine
 from tranlog.source.sqlite.claim import OutboxPlace, place_of
 from tranlog.source.sqlite.opening import uninstall
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
@@ -58,6 +61,11 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
 
     def tables(self, options: SqliteSourceOptions) -> SqliteTables:
         return SqliteTables(options.path)
+
+    def examine(
+        self, options: SqliteSourceOptions, clock: Clock, captured: CapturedUpTo | None
+    ) -> Iterator[CheckResult]:
+        return examine(options, captured)
 
     def event_id(self, options: SqliteSourceOptions) -> str:
         row = _read_outbox(options.path, _LAST)

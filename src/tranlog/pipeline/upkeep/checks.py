@@ -1,0 +1,158 @@
+"""What is looked at of a log, a pipeline and its target before it is started.
+
+Owns the list, and what a start does not ask: room on the disk, rights, the clock. What a start refuses is asked by the
+code that refuses it. The hard idea: nothing heavy is imported and nothing is written, so a look costs a second and may
+be taken beside a pipeline that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Final
+
+from tranlog.change import TableMap
+from tranlog.clock import Clock
+from tranlog.codecs.opening import open_readable
+from tranlog.disk import may_write
+from tranlog.errors import LogMissingError, TargetTableError, TranlogError
+from tranlog.findings import CheckResult, Severity, compare_clocks, fine, refused, tried, warning, wrong
+from tranlog.ids import NO_SEQNO
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.pipeline.applying.tables_ahead import check_tables
+from tranlog.pipeline.driving.lease import Lease
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.progress import restart_seqno
+from tranlog.pipeline.spark.session import check_java, check_pyspark
+from tranlog.pipeline.upkeep.tables import tables_behind
+from tranlog.target.options import create_statements, is_there, open_target, runs_ddl_of
+from tranlog.target.target import Target
+
+ROOM_LEAST: Final = 1 << 30
+"""With fewer bytes free a disk is worth a word."""
+
+
+def examine_spark() -> Iterator[CheckResult]:
+    """Yield whether Spark could be started here, without starting it."""
+    yield tried("Java", check_java)
+    yield tried("PySpark", check_pyspark)
+    yield room("scratch", tempfile.gettempdir(), needed=0)
+
+
+def examine_log(directory: str, *, segment_bytes: int) -> Iterator[CheckResult]:
+    """Yield what is found of a log's directory, and of the disk that it is on. A log that is not there yet is fine."""
+    folder = os.path.abspath(directory)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    if not may_write(folder):
+        text = f"this user may not write into {folder}, and capture does"
+        yield wrong("directory", text, f"Run as its owner, or: chmod u+w {folder}")
+    else:
+        yield tried("directory", lambda: _log(directory))
+    yield room("room", folder, needed=segment_bytes)
+
+
+def _log(directory: str) -> str:
+    try:
+        with open_readable(directory) as reader:
+            held = reader.range()
+            return f"seqno {held.first_seqno} to {held.last_seqno}, committed {held.committed_seqno}"
+    except LogMissingError:
+        return "there is no log yet; the first capture makes it"
+
+
+def room(subject: str, folder: str, *, needed: int) -> CheckResult:
+    """Return how much room a disk has. Fewer bytes than `needed` are wrong."""
+    free = shutil.disk_usage(folder).free
+    text = f"{free >> 20} MiB are free for {folder}"
+    remedy = f"Make room on that disk: df -h {folder}"
+    if free < needed:
+        return wrong(subject, f"{text}, and one segment of the log takes {needed >> 20} MiB", remedy)
+    if free < ROOM_LEAST:
+        return warning(subject, text, remedy)
+    return fine(subject, text)
+
+
+def examine_target(
+    options: ApplyOptions, clock: Clock, tables: Sequence[TableMap] | None, *, source_kind: str
+) -> Iterator[CheckResult]:
+    """Yield what is found of a pipeline and its target; `tables`: those of the source, None where it tells none.
+
+    Nothing is yielded after a target that does not answer.
+    """
+    filters = tried("filters", lambda: f"{len(options.filters)} filters" if Chain(options.filters) else "")
+    yield filters
+    if not is_there(options.target):
+        yield _not_made(options.target.path)
+        return
+    try:
+        target = open_target(options.target)
+    except TranlogError as exc:
+        yield refused("connection", exc)
+        return
+    with closing(target):
+        yield fine("connection", f"{target.kind} {target.where}")
+        yield tried("clock", lambda: compare_clocks(clock, target.positions.now_ms))
+        yield tried("rights", lambda: _rights(target))
+        yield tried("position", lambda: _position(options, target, clock))
+        if tables is not None and filters.severity is Severity.FINE:
+            yield from _tables(options, target, tables, source_kind)
+
+
+def _not_made(path: str) -> CheckResult:
+    folder = os.path.dirname(os.path.abspath(path))
+    if may_write(folder):
+        return fine("connection", f"{path} is made by the first start")
+    text = f"there is no {path}, and this user may not make it in {folder}"
+    return wrong("connection", text, f"mkdir -p {folder}, or chmod u+w {folder}")
+
+
+def _rights(target: Target) -> str:
+    target.positions.check_rights()
+    return "positions can be kept here"
+
+
+def _position(options: ApplyOptions, target: Target, clock: Clock) -> str:
+    """Decide as a start does, but that a driver which is alive is none in the way. Raises TranlogError."""
+    try:
+        with open_readable(options.log_dir) as reader:
+            if reader.range().first_seqno == NO_SEQNO:
+                raise LogMissingError(path=options.log_dir, why="it holds no transaction yet")
+            return f"the next start goes on behind seqno {_restart(options, target, reader, clock)}"
+    except LogMissingError:
+        return "there is nothing to apply yet"
+
+
+def _restart(options: ApplyOptions, target: Target, reader: ReadableLog, clock: Clock) -> int:
+    lease = Lease(options, target, reader, holder="", clock=clock, note=lambda _: None)
+    with closing(lease):
+        restart = restart_seqno(lease.decide(options.shard_plan(), alive=False).rows)
+    check_tables(target, reader, options.filters, restart)
+    return restart
+
+
+def _tables(
+    options: ApplyOptions, target: Target, tables: Sequence[TableMap], source_kind: str
+) -> Iterator[CheckResult]:
+    """Yield what mends each table that a change would find wanting."""
+    found = False
+    wanted = tables_behind(options.filters, tables, options.target.kind)
+    for table in wanted:
+        try:
+            target.rows.check_table(table)
+        except TargetTableError as exc:
+            found = True
+            if options.target.ddl == "stop" and source_kind in runs_ddl_of(options.target.kind):
+                text = f"{exc.table}: {exc.why}; where the log still holds its DDL, that mends it"
+                yield warning("tables", text, "Else: tranlog tables create --from source")
+            elif exc.remedy == TargetTableError.remedy:
+                statements = "; ".join(create_statements(options.target.kind, table))
+                yield wrong("tables", f"{exc.table}: {exc.why}", statements)
+            else:
+                yield refused("tables", exc)
+    if not found:
+        yield fine("tables", f"{len(wanted)} tables take what the source's hold")

@@ -1,0 +1,135 @@
+"""`tranlog doctor`: what is wrong with a configuration's source, log, target and machine, and what mends it.
+
+Owns the command, its order and its print; what is looked at is `source.kinds` and `pipeline.upkeep.checks`. The hard
+idea: it is asked when something does not work, so it waits for nobody: source and target are asked at the same time,
+with short timeouts, and what one of them does not tell is left out of the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import typer
+
+from tranlog.change import TableMap
+from tranlog.clock import SystemClock
+from tranlog.codecs.opening import open_readable
+from tranlog.errors import ConfigError, LogError, TranlogError
+from tranlog.findings import CheckResult, Severity, fine, names_of, refused, warning
+from tranlog.pipeline.upkeep.checks import examine_log, examine_spark, examine_target
+from tranlog.service.commands.orders import config_of
+from tranlog.service.config.config import Config
+from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.frame.exits import ExitCode
+from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
+
+CONNECT_S: Final = 1.5
+"""How long a server may take to answer."""
+
+
+class PartOfService(NamedTuple):
+    """What was found of one part of a service."""
+
+    name: str
+    findings: list[CheckResult]
+
+
+def doctor(ctx: typer.Context, as_json: AsJson = False) -> int:
+    """Look at source, log, target, Java, disk, clock, rights and retention, and change nothing.
+
+    Takes about two seconds, without Spark, also beside a capture and a pipeline that run. Of what is wrong it prints
+    the statement or the command that mends it. Exit code 0 where nothing is wrong, warnings or not, else 1.
+
+    \b
+    Example:
+      tranlog doctor
+      tranlog doctor --json
+    """
+    parts = examine(config_of(ctx))
+    counts = {
+        severity: sum(one.severity is severity for part in parts for one in part.findings) for severity in Severity
+    }
+    if as_json:
+        found = [{"part": part.name, **msgspec.to_builtins(one)} for part in parts for one in part.findings]
+        print_json({"wrong": counts[Severity.WRONG], "warnings": counts[Severity.WARNING], "findings": found})
+    else:
+        for line in lines(parts):
+            print(line)
+        print(f"{counts[Severity.WRONG]} wrong, {counts[Severity.WARNING]} warnings, {counts[Severity.FINE]} fine")
+    return ExitCode.CHECK_FAILED if counts[Severity.WRONG] else ExitCode.DONE
+
+
+def lines(parts: Iterable[PartOfService]) -> Iterator[str]:
+    """Yield the form for people."""
+    for part in parts:
+        for one in part.findings:
+            shown = "WRONG" if one.severity is Severity.WRONG else one.severity.value
+            yield f"{shown:<8}{part.name:<8}{one.subject}: {one.text}"
+            if one.remedy:
+                yield f"{'':16}-> {one.remedy}"
+
+
+def examine(config: Config) -> list[PartOfService]:
+    """Look at all parts of a configuration."""
+    clock = SystemClock()
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        spark = pool.submit(list, examine_spark())
+        log = list(examine_log(config.log_dir, segment_bytes=config.log.segment_bytes))
+        parts = [PartOfService("machine", []), PartOfService("log", log)]
+        source = None if config.source is None else _hurried(config.source)
+        found = tables = None
+        if source is not None:
+            kind, captured = source_kind(source.kind), _captured(config.log_dir)
+            found = pool.submit(list, kind.examine(source, clock, captured))
+            tables = pool.submit(_tables, source)
+        listed = None
+        if found is not None and tables is not None:
+            parts.insert(1, PartOfService("source", found.result()))
+            listed, told = tables.result()
+            if len(parts[1].findings) > 1 and told.subject not in [one.subject for one in parts[1].findings]:
+                parts[1].findings.append(told)
+        if config.target is not None:
+            options = config.pipeline.apply_options(log_dir=config.log_dir, target=_hurried(config.target))
+            kind_name = "" if source is None else source.kind
+            parts.append(PartOfService("target", list(examine_target(options, clock, listed, source_kind=kind_name))))
+        parts[0].findings.extend(spark.result())
+    return parts
+
+
+def _hurried(options: Any) -> Any:
+    """Return the same options, of a source or a target, with a short timeout for connections, where they have one."""
+    if not hasattr(options, "connect_timeout_s"):
+        return options
+    return dataclasses.replace(options, connect_timeout_s=min(CONNECT_S, options.connect_timeout_s))
+
+
+def _captured(directory: str) -> CapturedUpTo | None:
+    """Return the last event that the log holds; None where it tells none."""
+    try:
+        with open_readable(directory) as reader:
+            last = reader.header(reader.range().last_seqno)
+    except LogError:
+        return None
+    return CapturedUpTo(last.event_id, last.tstamp) if last is not None and last.event_id else None
+
+
+def _tables(source: SourceOptions) -> tuple[Sequence[TableMap] | None, CheckResult]:
+    """Return the source's tables, None where it does not tell them, and which of them have no key."""
+    try:
+        with closing(source_kind(source.kind).tables(source)) as reader:
+            tables = reader.tables()
+    except ConfigError:
+        return None, fine("keys", "this kind of source does not tell its tables")
+    except TranlogError as exc:
+        return None, refused("tables", exc)
+    keyless = [table.name for table in tables if not (table.primary_key or table.sequence)]
+    if not keyless:
+        return tables, fine("keys", f"each of {len(tables)} tables has a primary key")
+    text = f"{names_of(keyless)}: without a primary key each row is found by all its values, which is slow"
+    remedy = f"ALTER TABLE {keyless[0]} ADD PRIMARY KEY (...), at the source and at the target"
+    return tables, warning("keys", text, remedy)

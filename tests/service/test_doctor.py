@@ -1,0 +1,184 @@
+"""`tranlog doctor` without a server: SQLite at both ends, the log, the machine.
+
+Proves: issue 30, item 4. Servers are `tests/integration/test_doctor.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import apsw
+import pytest
+
+from tranlog.findings import Severity
+from tranlog.pipeline.upkeep.checks import ROOM_LEAST, room
+from tranlog.service.commands.cli import main
+from tranlog.source.sqlite import connect
+from tranlog.target.options import TargetOptions, open_target
+
+CONFIG = """
+[log]
+dir = "log"
+[source]
+kind = "sqlite"
+path = "source.db"
+[target]
+kind = "sqlite"
+path = "target.db"
+"""
+NOBODY = 65534
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(CONFIG)
+    with connect("source.db") as db:
+        db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n)")
+        db.execute("INSERT INTO items VALUES(1, 0)")
+    return tmp_path
+
+
+Doctored = dict[tuple[str, str], dict[str, Any]]
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *, wrong: int = 0) -> Doctored:
+    """Run it and return what it found by part and subject; of two of one subject the last."""
+    code = main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == (1 if wrong else 0) and found["wrong"] == wrong, found
+    return {(one["part"], one["subject"]): one for one in found["findings"]}
+
+
+@contextmanager
+def without_rights(path: Path) -> Iterator[None]:
+    """Leave a file or folder to others, whose rights are not ours, also where we are root."""
+    before, user = path.stat().st_mode, os.geteuid()
+    path.chmod(0o555 if path.is_dir() else 0o444)
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        path.chmod(before)
+
+
+@pytest.mark.long
+def test_nothing_is_wrong_before_the_first_start_and_after_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = doctor(capsys)
+    assert found["log", "directory"]["text"].startswith("there is no log yet")
+    assert found["target", "connection"]["text"].endswith("is made by the first start")
+    assert not (folder / "log").exists() and not (folder / "target.db").exists(), "it changes nothing"
+    assert main(["capture", "--once"]) == 0
+    open_target(TargetOptions(kind="sqlite", path="target.db")).close()
+    found = doctor(capsys)
+    assert found["target", "position"]["text"] == "the next start goes on behind seqno -1"
+    assert found["target", "tables"]["severity"] == "warning"  # the log holds its CREATE TABLE
+    assert found["source", "keys"]["severity"] == "fine"
+
+
+@pytest.mark.long
+def test_what_a_start_refuses_of_a_source_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "--once"]) == 0
+    with apsw.Connection("source.db") as db:
+        db.execute("CREATE TABLE foreign_one(n)")
+    assert "a foreign program made it" in doctor(capsys, wrong=1)["source", "tables"]["text"]
+    with apsw.Connection("source.db") as db:
+        db.execute("DROP TABLE foreign_one")
+    assert doctor(capsys)["source", "tables"]["severity"] == "fine"
+    (folder / "source.db").unlink()
+    with connect("source.db") as again:
+        again.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n)")
+    assert "is another database" in doctor(capsys, wrong=1)["source", "tables"]["text"]
+    for file in folder.glob("source.db*"):
+        file.unlink()
+    (folder / "source.db").write_bytes(b"no database at all" * 100)
+    assert doctor(capsys, wrong=1)["source", "connection"]["severity"] == "wrong"
+    (folder / "source.db").unlink()
+    assert "there is no database" in doctor(capsys, wrong=1)["source", "connection"]["text"]
+
+
+@pytest.mark.long
+def test_what_a_start_refuses_of_a_target_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipeline whose positions are gone, or are of another log."""
+    assert main(["capture", "--once"]) == 0
+    target = open_target(TargetOptions(kind="sqlite", path="target.db"))
+    target.positions.ensure_tables()
+    target.close()
+    with apsw.Connection("target.db") as db:
+        db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n)")
+    assert doctor(capsys)["target", "tables"]["severity"] == "fine"
+    assert main(["position", "set", "1", "-y"]) == 0
+    assert doctor(capsys)["target", "position"]["text"] == "the next start goes on behind seqno 1"
+    with apsw.Connection("target.db") as db:
+        db.execute("UPDATE tranlog_channel SET applied_seqno = 99")
+    assert doctor(capsys, wrong=1)["target", "position"]["severity"] == "wrong"
+    with apsw.Connection("target.db") as db:
+        db.execute("ALTER TABLE tranlog_channel RENAME COLUMN token TO tocken")
+    assert doctor(capsys, wrong=1)["target", "position"]["severity"] == "wrong"
+
+
+@pytest.mark.long
+def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory() as made:  # the run's own folders are closed to others
+        folder, place = Path(made), Path(made) / "place"
+        folder.chmod(0o777)
+        monkeypatch.chdir(folder)
+        (folder / "tranlog.toml").write_text(CONFIG.replace('"log"', '"place/log"').replace('"target', '"place/target'))
+        with apsw.Connection("source.db") as db:
+            db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n)")
+        db.close()
+        place.mkdir(mode=0o777)
+        (folder / "source.db").chmod(0o666)
+        assert doctor(capsys)["source", "rights"]["severity"] == "fine"
+        with without_rights(place):
+            found = doctor(capsys, wrong=2)
+            for one in (found["log", "directory"], found["target", "connection"]):
+                assert one["severity"] == "wrong" and "chmod u+w" in one["remedy"]
+        place.chmod(0o777)
+        with without_rights(folder / "source.db"):
+            assert "chmod u+w" in doctor(capsys, wrong=1)["source", "rights"]["remedy"]
+
+
+def test_room_on_the_disk(tmp_path: Path) -> None:
+    assert room("room", str(tmp_path), needed=1 << 62).severity is Severity.WRONG
+    found = room("room", str(tmp_path), needed=0)
+    assert found.severity in (Severity.FINE, Severity.WARNING)
+    free = int(found.text.partition(" ")[0]) << 20
+    assert (found.severity is Severity.WARNING) is (free < ROOM_LEAST)
+
+
+@pytest.mark.long
+def test_java(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, one that is too old, and one that does."""
+    home = folder / "java"
+    (home / "bin").mkdir(parents=True)
+    java = home / "bin" / "java"
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert "there is no bin/java" in doctor(capsys, wrong=1)["machine", "Java"]["text"]
+    for said, wrong in (('openjdk version "1.8.0_392"', 1), ('openjdk version "21.0.2" 2024-01-16', 0), ("oops", 1)):
+        java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+        java.chmod(0o755)
+        found = doctor(capsys, wrong=wrong)["machine", "Java"]
+        assert found["severity"] == ("wrong" if wrong else "fine") and ("default-jre" in found["remedy"]) == bool(wrong)
+
+
+@pytest.mark.long
+def test_nothing_heavy_is_imported(folder: Path) -> None:
+    script = """
+import sys
+from tranlog.service.commands.cli import main
+main(["doctor", "--json"])
+heavy = {"pyspark", "py4j", "pyarrow", "pandas", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=folder, timeout=100)
