@@ -33,6 +33,7 @@ _SOURCE = {
     "mariadb": """\
 [source]
 kind = "mariadb"
+load = "none"
 host = "127.0.0.1"
 port = {port}
 user = "root"
@@ -43,6 +44,7 @@ rule = "schema"
     "sqlite": """\
 [source]
 kind = "sqlite"
+load = "none"
 path = "shop.db"
 [shards]
 rule = "map"

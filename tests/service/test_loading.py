@@ -20,7 +20,7 @@ dir = "log"
 [source]
 kind = "sqlite"
 path = "source.db"
-load = {load}
+{load}
 [target]
 kind = "sqlite"
 path = "target.db"
@@ -43,7 +43,7 @@ def run(*words: str) -> int:
 
 @pytest.mark.long
 def test_a_new_log_begins_with_the_rows_that_are_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "tranlog.toml").write_text(CONFIG.format(load='["all"]'))
+    (folder / "tranlog.toml").write_text(CONFIG.format(load=""))
     assert run("capture", "--once") == 0
     assert run("load", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"loads": []}
@@ -58,7 +58,7 @@ def test_a_new_log_begins_with_the_rows_that_are_there(folder: Path, capsys: pyt
 
 
 def test_rows_that_no_load_covers_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "tranlog.toml").write_text(CONFIG.format(load='["main.bare"]'))
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = ["main.bare"]'))
     assert run("capture", "--once") == 0
     assert "tables have rows that no load covers" in caplog.text
     assert "tranlog load --tables main.items" in caplog.text
@@ -66,7 +66,7 @@ def test_rows_that_no_load_covers_are_named(folder: Path, caplog: pytest.LogCapt
 
 @pytest.mark.long
 def test_a_load_waits_for_capture_and_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "tranlog.toml").write_text(CONFIG.format(load="[]"))
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"'))
     assert run("capture", "--once") == 0
     assert run("load", "--tables", "main.items", "--pipeline", "tranlog") == 0
     assert "for pipeline tranlog: waits for capture" in capsys.readouterr().out

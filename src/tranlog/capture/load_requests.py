@@ -25,7 +25,8 @@ _BYTES_MAX: Final = 64 << 20
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A load that is wanted. `tables`: `schema.table` of each, () for all; `since`: no step of it is before this seqno.
 
-    `progress` is how far it was at `since`. `asked_at`: ms since 1970.
+    `progress` is how far it was at `since`. `waits_for`: transactions that the source's snapshot waits for, as text.
+    `asked_at`: ms since 1970.
     """
 
     load: str
@@ -35,6 +36,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: int
     since: Seqno = NO_SEQNO
     progress: LoadProgress = LoadProgress()
+    waits_for: str = ""
 
 
 def read_requests(log_dir: str, disk: Disk = OS_DISK) -> list[LoadRequest]:

@@ -9,7 +9,8 @@ chunk at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import closing
 from typing import Final
 
 import msgspec
@@ -38,7 +39,7 @@ from tranlog.log.writing.log import Log
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.source import LoadableSource, Snapshot, Source
+from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
 from tranlog.types import Value
 
 logger = logging.getLogger(__name__)
@@ -66,12 +67,18 @@ class Loading:
         self._request: LoadRequest | None = None
         self._snapshot: Snapshot | None = None
         self._limit = _ROWS_FIRST
+        self._asked = False  # whether the source is taking a snapshot
         self._failures = 0
         self._not_before = 0.0
 
     @property
     def waits(self) -> bool:
-        """Whether a snapshot is open, up to which the stream is to be read soon."""
+        """Whether a snapshot is open, up to which the stream is to be read soon, or is being taken."""
+        return self._snapshot is not None or self._asked
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a snapshot is open."""
         return self._snapshot is not None
 
     def resume(self) -> None:
@@ -82,6 +89,8 @@ class Loading:
         self.drop()
         self._request = None
         requests = read_requests(self._log.path, self._log.disk)
+        if self._log.last_event_id() is None:
+            self._name_uncovered(requests)
         if not requests:
             return
         if self._source is None:
@@ -116,13 +125,30 @@ class Loading:
             self._step(LoadEnd(given_up=self._request.progress.given_up))
             return
         try:
-            self._snapshot = self._source.snapshot()
-        except SourceUnavailableError as exc:
+            found = self._source.snapshot()
+        except SourceError as exc:
+            self._asked = False
             self._failed(exc)
+            return
+        self._asked = isinstance(found, SnapshotWait)
+        if not isinstance(found, SnapshotWait):
+            self._snapshot = found
+        why = found.why if isinstance(found, SnapshotWait) else ""
+        if why != self._request.waits_for:
+            if why:
+                logger.warning("a load waits for transactions that are open at the source for=%s", why)
+            self._request = msgspec.structs.replace(self._request, waits_for=why)
+            write_request(self._log.path, self._request, self._log.disk)
 
     def goes_on(self) -> bool:
-        """Take a turn; return whether a load is under way after it."""
+        """Take a turn; return whether a load is under way after it.
+
+        Raises SourceUnavailableError where it waits for somebody's open transaction.
+        """
         self.turn()
+        if self._request is not None and self._request.waits_for:
+            why = f"the load {self._request.load} waits for transactions that are open: {self._request.waits_for}"
+            raise SourceUnavailableError(where=self._source_id, why=why)
         return self._request is not None
 
     def is_due(self, event_id: str | None) -> bool:
@@ -136,12 +162,15 @@ class Loading:
         return self._source.has_reached(snapshot) if event_id is None else not snapshot.covers(event_id)
 
     def append(self) -> None:
-        """Append the rows of the snapshot that is open, as the next chunk, durable. Raises LogError."""
+        """Append the rows of the snapshot that is open, as the next chunk, durable. Raises LogError.
+
+        A snapshot that serves all chunks stays open while there are more.
+        """
         snapshot, request = self._snapshot, self._request
         assert snapshot is not None and request is not None
-        schema, name = request.progress.left[0]
+        kept = False
         try:
-            table = next(iter(snapshot.tables((schema, name))), None)
+            table = snapshot.table(request.progress.left[0])
             if table is None:
                 self._give_up("it is not there any more, or is not captured")
             elif request.progress.key and request.progress.key != _key_names(table):
@@ -149,6 +178,7 @@ class Loading:
             else:
                 self._append(snapshot, table, request.progress)
                 self._failures = 0
+            kept = snapshot.serves_all and bool(self._request and self._request.progress.left)
         except SourceError as exc:
             self._log.abandon_open()
             self._failed(exc)
@@ -156,23 +186,42 @@ class Loading:
             self._log.abandon_open()
             raise
         finally:
-            self.drop()
+            if not kept:
+                self.drop()
 
     def drop(self) -> None:
-        """Close the snapshot, if one is open; the chunk is read anew."""
+        """Close the snapshot, if one is open or being taken; the chunk is read anew."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             snapshot.close()
+        if self._asked and self._source is not None:
+            self._source.drop_snapshot()
+        self._asked = False
+
+    def _name_uncovered(self, requests: Iterable[LoadRequest]) -> None:
+        """Name the tables with rows that a new log gets neither by these loads nor from the stream."""
+        if self._source is None or any(not one.tables for one in requests) or self._source.begins_earlier():
+            return
+        covered = {name for request in requests for name in request.tables}
+        with closing(self._source.reader()) as reader:
+            found = [
+                table.name
+                for table in reader.tables()
+                if table.name not in covered and next(iter(reader.rows(table, 1)), None) is not None
+            ]
+        if found:
+            logger.warning(
+                "tables have rows that no load covers: a change of one ends a pipeline that does not have it. Load "
+                "them, with --replace where the target has the rows: tranlog load --tables %s",
+                ",".join(found),
+            )
 
     def _begin(self) -> None:
         request = self._request
         assert request is not None and self._source is not None
-        snapshot = self._source.snapshot()
-        try:
-            tables = snapshot.tables()
-            beside = dict(snapshot.beside())
-        finally:
-            snapshot.close()
+        with closing(self._source.reader()) as reader:
+            beside = reader.beside()
+            tables = [table for table in reader.tables() if table.name not in beside]
         known = {table.name for table in tables}
         missing = {name: beside.get(name, "it is not captured") for name in request.tables if name not in known}
         given_up = tuple((beside if not request.tables else missing).items())
@@ -267,11 +316,3 @@ class Loading:
 
 def _key_names(table: TableMap) -> tuple[str, ...]:
     return tuple([table.columns[at].name for at in table.primary_key])
-
-
-def uncovered(snapshot: Snapshot, covered: Iterable[str]) -> Iterator[str]:
-    """Yield the captured tables, `schema.table`, that have rows which a new log gets by none of these loads."""
-    names = frozenset(covered)
-    for table in snapshot.tables() if snapshot.begins_here else ():
-        if table.name not in names and next(iter(snapshot.chunk(table, None, 1)), None) is not None:
-            yield table.name
