@@ -74,6 +74,9 @@ class Tables:
 
     read = rows
 
+    def estimate(self, table: TableMap) -> int:
+        return len(self.content[table])
+
     def beside(self) -> dict[str, str]:
         return {}
 

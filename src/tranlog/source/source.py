@@ -77,6 +77,9 @@ class TableReader(Protocol):
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows, up to `limit`, as the capture would carry them, in no order, streaming."""
 
+    def estimate(self, table: TableMap) -> int:
+        """Return about how many rows a table has, by what the source has at hand; 0: it has nothing."""
+
     def beside(self) -> dict[str, str]:
         """Return the captured tables, `schema.table`, whose rows cannot be read at a position, and why."""
 

@@ -472,6 +472,14 @@ class PostgresCatalog:
         ((identity, columns),) = self._control.rows(_KEY_SENT, (oid,)) or [("n", None)]
         return identity, tuple(columns or ())
 
+    def rows_counted(self, oid: int) -> int:
+        """Return about how many rows a table and its partitions have; 0 where none was ever counted."""
+        sql = (
+            "SELECT coalesce(sum(greatest(reltuples, 0)), 0)::int8 FROM pg_class WHERE relkind = 'r' "
+            "AND (oid = $1::int8::oid OR oid IN (SELECT relid FROM pg_partition_tree($1::int8::oid::regclass)))"
+        )
+        return int(self._control.rows(sql, (oid,))[0][0])
+
     def is_as_it_was(self, oid: int) -> bool:
         """Whether a table's rows lie where they lay at the session's snapshot: no TRUNCATE, and no ALTER, moved them.
 

@@ -69,6 +69,10 @@ class PostgresTables:
         primary = keys.primary if identity == "f" or self._options.identity != "key" else key_sent
         return table_map(schema, table, columns, primary=primary, keys=keys)
 
+    def estimate(self, table: TableMap) -> int:
+        """Return what ANALYZE or VACUUM last counted; see `TableReader.estimate`."""
+        return self.catalog.rows_counted(self.oid(table))
+
     def beside(self) -> dict[str, str]:
         """Return none: every table has snapshots."""
         return {}
