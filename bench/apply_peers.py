@@ -64,6 +64,7 @@ name = "bench"
 
 [source]
 kind = "mariadb"
+load = "none"
 host = "{host}"
 port = {port}
 user = "root"

@@ -56,6 +56,7 @@ $$ BEGIN PERFORM pg_notify('applied', NEW.id::text); RETURN NULL; END $$"""
 SOURCE = """\
 [source]
 {source}
+load = "none"
 
 [shards]
 rule = "table"

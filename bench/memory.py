@@ -47,6 +47,7 @@ name = "bench"
 
 [source]
 kind = "sqlite"
+load = "none"
 path = "{source}"
 
 [log]

@@ -56,6 +56,7 @@ STOCK = TableMap(
 SOURCE = """\
 [source]
 kind = "sqlite"
+load = "none"
 path = "shop.db"
 
 """

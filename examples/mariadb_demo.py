@@ -51,6 +51,7 @@ name = "sysbench"
 
 [source]
 kind = "mariadb"
+load = "none"
 host = "127.0.0.1"
 port = {mariadb_port}
 user = "root"

@@ -32,6 +32,7 @@ segment_bytes = 1000
 
 [source]
 kind = "sqlite"
+load = "none"
 path = "source.db"
 source_id = "shop"
 """

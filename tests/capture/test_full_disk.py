@@ -78,6 +78,7 @@ segment_bytes = 300000
 
 [source]
 kind = "sqlite"
+load = "none"
 path = "source.db"
 source_id = "shop"
 

@@ -7,6 +7,7 @@ were there before capture end no pipeline.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import pytest
 
 from fix_pipeline import run_threads, take, tasks_for
 from tranlog.capture.capture import Capture
-from tranlog.capture.load_requests import LoadRequest, ask, read_requests
-from tranlog.change import TableMap
+from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
+from tranlog.change import Fragment, TableMap
 from tranlog.errors import ConfigError, TargetTableError
+from tranlog.loads import LoadChunk, mark_of
+from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
+from tranlog.payload import decode
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
@@ -223,3 +227,85 @@ def test_a_table_that_is_not_captured_is_named(job: Job, caplog: pytest.LogCaptu
     catch_up(job)
     assert "main.nothing" in caplog.text
     assert read_requests(job.log) == []
+
+
+def chunks_of(job: Job) -> list[LoadChunk]:
+    """Return the chunks that are in the log."""
+    with LogReader.open(job.log) as log, log.cursor() as cursor:
+        found = []
+        while cursor.next_header() is not None:
+            *_, raw = cursor.current().payloads()
+            mark = mark_of(decode(raw).metadata)
+            if mark is not None and isinstance(mark.step, LoadChunk):
+                found.append(mark.step)
+        return found
+
+
+def test_a_load_pauses_and_goes_on(job: Job) -> None:
+    """A pause counts before the first chunk and between two, and lasts over a new start of capture."""
+    Log.open(job.log, source_id="shop").close()
+    job.ask()
+    give_order(job.log, None, paused=True)
+    catch_up(job)
+    assert chunks_of(job) == []
+    (request,) = read_requests(job.log)
+    assert request.progress.begun and request.order.paused
+    give_order(job.log, "1", paused=False)
+    source = SqliteSource(SqliteSourceOptions(path=job.source, source_id="shop"))
+    with Log.open(job.log, source_id="shop") as log:
+        capture = Capture(source, log)
+        real, made = log.append, []
+
+        def append(fragment: Fragment) -> object:
+            made.append(fragment)
+            if len(made) == 2:
+                give_order(job.log, "1", paused=True)
+            return real(fragment)
+
+        log.append = append  # type: ignore[method-assign,assignment]
+        capture.catch_up()
+        log.append = real  # type: ignore[method-assign]
+    source.close()
+    assert len(chunks_of(job)) == 2
+    job.write(random.Random(3))
+    give_order(job.log, "1", paused=False)
+    catch_up(job)
+    assert read_requests(job.log) == []
+    assert job.apply() == []
+    job.check()
+
+
+def test_a_load_that_is_given_up_ends_and_names_what_is_not_whole(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """The stream goes on; the table comes again by another load, with `replace`."""
+    Log.open(job.log, source_id="shop").close()
+    job.ask(tables=("main.parent",))
+    give_order(job.log, None, given_up=True)
+    catch_up(job)
+    assert read_requests(job.log) == []
+    assert "tranlog load --replace --tables main.parent" in caplog.text
+    job.ask("2", tables=("main.parent", "main.child", "main.keyless"), replace=True)
+    catch_up(job)
+    assert job.apply() == []
+    job.check()
+
+
+@pytest.mark.long
+def test_a_load_takes_no_more_rows_a_second_than_it_may(job: Job) -> None:
+    Log.open(job.log, source_id="shop").close()
+    job.ask(tables=("main.parent",))
+    give_order(job.log, None, rows_per_second=300)
+    began = time.monotonic()
+    catch_up(job)
+    assert [chunk.rows for chunk in chunks_of(job)] == [100, 150, 150, 0]
+    assert time.monotonic() - began > 250 / 300
+
+
+def test_an_order_for_a_load_that_is_not_there_is_refused(job: Job) -> None:
+    Log.open(job.log, source_id="shop").close()
+    with pytest.raises(ConfigError, match="none is under way"):
+        give_order(job.log, None, paused=True)
+    job.ask(tables=("main.parent",))
+    job.ask("2", tables=("main.child",))
+    for load in (None, "3"):
+        with pytest.raises(ConfigError, match="1, 2"):
+            give_order(job.log, load, paused=True)

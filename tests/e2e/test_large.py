@@ -118,7 +118,8 @@ class Pipeline:
 
     def configure(self, source: str, target: str) -> None:
         self.folder.joinpath("tranlog.toml").write_text(
-            f'[service]\nname = "large"\n[source]\n{source}\n[log]\ndir = "log"\n[target]\n{target}\nddl = "ignore"\n'
+            f'[service]\nname = "large"\n[source]\n{source}\nload = "none"\n'
+            f'[log]\ndir = "log"\n[target]\n{target}\nddl = "ignore"\n'
             "[pipeline]\nchannels = 4\n"
         )
 

@@ -37,6 +37,7 @@ CONFIG = """\
 name = "shop"
 [source]
 kind = "sqlite"
+load = "none"
 path = "source.db"
 [log]
 dir = "log"

@@ -126,7 +126,8 @@ def test_clocks_that_jump_back_an_hour_lose_nothing(tmp_path: Path, seed: int) -
         wait_until(lambda: set(positions(target).values()) == {last} or len(results) > 0)
         conf = tmp_path / "tranlog.toml"
         conf.write_text(
-            '[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "source.db"\n[target]\nkind = "sqlite"\n'
+            '[log]\ndir = "log"\n[source]\nkind = "sqlite"\nload = "none"\n'
+            'path = "source.db"\n[target]\nkind = "sqlite"\n'
             'path = "target.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
         )
         status = service_status(load(str(conf), environ={}), clock=clocks[3], watch_s=0.0)
@@ -241,7 +242,8 @@ def test_two_machines_time_zones_and_daylight_saving(
     berlin.execute("CREATE TABLE keyless (at TIMESTAMP NULL, wall DATETIME, n INT)", database="shop")
     postgres.execute(f"ALTER DATABASE {postgres_database} SET timezone = 'Australia/Lord_Howe'")
     common = (
-        f'[source]\nkind = "mariadb"\nhost = "{berlin.host}"\nport = {berlin.port}\nuser = "{berlin.user}"\n'
+        f'[source]\nkind = "mariadb"\nload = "none"\n'
+        f'host = "{berlin.host}"\nport = {berlin.port}\nuser = "{berlin.user}"\n'
         f'databases = ["shop"]\nstart = "earliest"\n[log]\ndir = "log"\n[pipeline]\nname = "p"\nchannels = 1\n'
     )
     dsn = postgres.dsn(postgres_database)
@@ -412,7 +414,8 @@ def test_a_log_on_another_file_system(
     (tmp_path / "log").symlink_to(there)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tranlog.toml").write_text(
-        '[source]\nkind = "sqlite"\npath = "source.db"\n[log]\ndir = "log"\nsegment_bytes = "64KiB"\nretention_s = 0\n'
+        '[source]\nkind = "sqlite"\nload = "none"\n'
+        'path = "source.db"\n[log]\ndir = "log"\nsegment_bytes = "64KiB"\nretention_s = 0\n'
     )
     shop = connect("source.db")
 

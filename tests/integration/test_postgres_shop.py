@@ -106,6 +106,7 @@ def shop(postgres_source: PostgresServer, tmp_path_factory: pytest.TempPathFacto
 name = "{database}"
 [source]
 kind = "postgres"
+load = "none"
 dsn = "{postgres_source.dsn(database)}"
 identity = "set"
 fragment_bytes = 20000

@@ -801,7 +801,7 @@ def test_what_was_made_is_listed_and_taken_away(
     follower = follow_postgres(options)
     conf = tmp_path / "tranlog.toml"
     conf.write_text(
-        f'[service]\nname = "{database}"\n[source]\nkind = "postgres"\ndsn = "{options.dsn}"\n'
+        f'[service]\nname = "{database}"\n[source]\nkind = "postgres"\nload = "none"\ndsn = "{options.dsn}"\n'
         f'slot = "a_{database}"\n[log]\ndir = "log"\n'
     )
 
@@ -846,7 +846,8 @@ def test_verify_says_that_conflicts_are_judged_by_key_alone(
     conf = tmp_path / "tranlog.toml"
     for identity, told in (("key", True), ("full", False)):
         conf.write_text(
-            f'[source]\nkind = "postgres"\ndsn = "{server.dsn(database)}"\npublication = "p_{database}"\n'
+            f'[source]\nkind = "postgres"\nload = "none"\n'
+            f'dsn = "{server.dsn(database)}"\npublication = "p_{database}"\n'
             f'identity = "{identity}"\n[log]\ndir = "log"\n'
             f'[target]\nkind = "postgres"\ndsn = "{postgres.dsn(postgres_database)}"\n'
         )

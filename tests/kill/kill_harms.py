@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from demo_steps import Process, StepFailedError
+from demo_steps import Process, StepFailedError, tranlog
 from kill_load import SqliteLoad
 from kill_service import STALL_S, Service, Stray, empty_folder, last_line
 from tranlog.pipeline.status.gathering import writer_of
+from tranlog.testing.servers import MariaDbServer
 
 TAKE_OVER_S = 240.0
 """How long a successor may take here, Spark's start included, where many things start at once on few cores."""
@@ -105,19 +106,19 @@ def _worker(service: Service, rng: random.Random) -> bool:
 
 
 def _source_server(service: Service, rng: random.Random) -> bool:
-    assert service.mariadb is not None
-    service.mariadb.kill()
+    assert service.server is not None
+    service.server.kill()
     time.sleep(rng.uniform(0.0, 1.0))
-    service.mariadb.start()
+    service.server.start()
     return True
 
 
 def _reset_source(service: Service, rng: random.Random) -> bool:
     """Reset the binlog, with all of it captured and its GTIDs kept: refused by name until it is said to be the same."""
-    assert service.mariadb is not None
+    assert isinstance(service.server, MariaDbServer)
     if service.capture is None:
         return False
-    with closing(service.mariadb.connect()) as session, session.cursor() as cursor:
+    with closing(service.server.connect()) as session, session.cursor() as cursor:
         cursor.execute("FLUSH TABLES WITH READ LOCK")
         service.wait(service.captured_all, "capture has everything")
         captured = service.committed_seqno()
@@ -147,6 +148,23 @@ def _sqlite_writer(service: Service, rng: random.Random) -> bool:
     assert isinstance(service.load, SqliteLoad)
     writers = service.load.writers
     return bool(writers) and _end(writers[rng.choice(sorted(writers))])
+
+
+def _load(service: Service, rng: random.Random) -> bool:
+    """Have all tables loaded again, slowly, and end capture, pipeline or source in it; the load goes on afterwards."""
+    service.wait_until_run()
+    if service.loads():
+        return False
+    most = ("--rows-per-second", str(rng.choice((20, 100, 500))))
+    tranlog("--conf", str(service.conf), "load", "--tables", "all", "--replace", *most)
+
+    def is_under_way() -> bool:
+        found = service.loads()
+        return not found or found[0].progress.rows > 0
+
+    service.wait(is_under_way, "a load is under way")
+    whom = rng.choice([_capture, _driver, *([_source_server] if service.server is not None else [])])
+    return bool(service.loads()) and whom(service, rng)
 
 
 # --- a target that a channel cannot use ---------------------------------------------------------------------
@@ -340,7 +358,7 @@ class Kind:
     """A kind of harm: what does it, and to which services it can be done."""
 
     do: Callable[[Service, random.Random], bool]
-    services: tuple[str, ...] = ("mariadb", "sqlite")
+    services: tuple[str, ...] = ("mariadb", "sqlite", "postgres")
 
 
 KINDS = {
@@ -348,8 +366,9 @@ KINDS = {
     "driver": Kind(_driver),
     "jvm": Kind(_jvm),
     "worker": Kind(_worker),
-    "source_server": Kind(_source_server, ("mariadb",)),
+    "source_server": Kind(_source_server, ("mariadb", "postgres")),
     "reset_source": Kind(_reset_source, ("mariadb",)),
+    "load": Kind(_load),
     "target_server": Kind(_target_server),
     "locked_table": Kind(_locked_table),
     "no_connection": Kind(_no_connection),

@@ -2,20 +2,28 @@
 
 Rows are written by their absolute values, so equal tables do not show a change that was applied twice. Audit triggers
 at the target count every change by table, operation and key; those counts must be the log's, for tables without a key
-too. Every transaction of the load inserts one row into a ledger under an id of its own: transactions are counted by it.
+too: of a table that is loading those of the changes that count, and of a load that replaces rows their deletion. Every
+transaction of the load inserts one row into a ledger under an id of its own: transactions are counted by it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from demo_steps import tranlog
 from kill_service import Service
 from kill_target import Counts
-from mariadb_demo import logged_changes
+from tranlog import LogReader, Op, RowChange, value_text
+from tranlog.change import TableMap, TableName
+from tranlog.loads import LoadBegin, mark_of
+from tranlog.payload import decode
+from tranlog.pipeline.rules import loading
+from tranlog.types import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +62,7 @@ def judge(service: Service) -> Verdict:
     return weigh(
         acknowledged=service.load.acknowledged(),
         ledgers=service.load.ledgers,
-        logged=logged_changes(service.log),
+        **counts_of_log(service.log, service.name),
         counted=target.counted([f"{schema}.{table}" for schema, table, _ in service.load.tables]),
         there=there,
         refused=service.load.refused(),
@@ -62,22 +70,73 @@ def judge(service: Service) -> Verdict:
     )
 
 
+def counts_of_log(directory: Path, pipeline: str) -> dict[str, Counter[Any]]:
+    """Return what the target must have counted, and how often the stream alone has each row's insertion.
+
+    Shape: `logged` by table, operation and key; `streamed` by table and key.
+    """
+    logged: Counts = Counter()
+    streamed: Counter[tuple[str, str]] = Counter()
+    there: dict[TableName, Counter[str]] = {}
+    loads: loading.Loads = {}
+
+    def key_of(table: TableMap, row: tuple[Value, ...]) -> str:
+        return "".join("|" + value_text(value) for value in table.key_of(row))
+
+    reader = LogReader.open(str(directory))
+    with reader.cursor(committed_only=True) as cursor:
+        cursor.seek(reader.range().first_seqno)
+        while (transaction := cursor.next()) is not None:
+            payloads = [decode(raw) for raw in transaction.payloads()]
+            changes = [change for payload in payloads for change in payload.changes]
+            mark = mark_of(payloads[-1].metadata)
+            if mark is None:
+                for change in changes:
+                    if isinstance(change, RowChange) and change.op is Op.INSERT and change.after is not None:
+                        streamed[change.table.name, key_of(change.table, change.after)] += 1
+                changes = list(loading.counting(loading.loading(loads), changes, transaction.header.seqno))
+            else:
+                loads, verdict = loading.step(loads, mark, pipeline)
+                if isinstance(verdict, loading.NotForUs):
+                    continue
+                for table in mark.step.tables if isinstance(mark.step, LoadBegin) else ():
+                    for key, count in there.pop((table.schema, table.table), Counter()).items():
+                        logged[table.name, "DELETE", key] += count
+            for change in changes:
+                if not isinstance(change, RowChange):
+                    continue
+                image = change.after if change.op is Op.INSERT else change.before
+                assert image is not None
+                logged[change.table.name, change.op.name, key_of(change.table, image)] += 1
+                rows = there.setdefault((change.table.schema, change.table.table), Counter())
+                if change.before is not None:
+                    rows[key_of(change.table, change.before)] -= 1
+                if change.after is not None:
+                    rows[key_of(change.table, change.after)] += 1
+    reader.close()
+    return {"logged": +logged, "streamed": streamed}
+
+
 def weigh(
     *,
     acknowledged: list[int],
-    ledgers: Iterable[str],
+    ledgers: Collection[str],
     logged: Counts,
+    streamed: Counter[tuple[str, str]],
     counted: Counts,
     there: set[int],
     refused: int,
     equal: bool,
 ) -> Verdict:
     """Hold the counts against each other. Pure."""
-    captured, applied = _ledger_inserts(logged, ledgers), _ledger_inserts(counted, ledgers)
+    captured: Counter[int] = Counter()
+    for (relation, key), count in streamed.items():
+        if relation in ledgers and (number := int(key.removeprefix("|"))) > 0:  # ids from 1 on are the load's
+            captured[number] += count
     return Verdict(
         acknowledged=len(acknowledged),
         captured=captured.total(),
-        applied=applied.total(),
+        applied=sum(number > 0 for number in there),
         changes=counted.total(),
         missed=sum(number not in captured for number in acknowledged),
         lost=sum(number not in there for number in acknowledged) + (logged - counted).total(),
@@ -85,13 +144,3 @@ def weigh(
         refused=refused,
         equal=equal,
     )
-
-
-def _ledger_inserts(counts: Counts, ledgers: Iterable[str]) -> Counter[int]:
-    """Return how often each transaction of the load is in the counts; ids from 1 on are the load's."""
-    wanted = frozenset(ledgers)
-    found: Counter[int] = Counter()
-    for (relation, op, key), count in counts.items():
-        if op == "INSERT" and relation in wanted and (number := int(key.removeprefix("|"))) > 0:
-            found[number] += count
-    return found

@@ -1,10 +1,10 @@
-"""The load of `make kill`: writers on MariaDB and on SQLite, and which of their transactions were acknowledged.
+"""The load of `make kill`: writers on each kind of source, and which of their transactions were acknowledged.
 
 Owns the tables, the transactions, and the list of those whose COMMIT returned. Every transaction inserts one row into
 a ledger under an id that no other has, so a transaction can be asked for at the target by its id. It may also change a
 hot row, a table without a key, and a row of another shard, which makes it serial.
 
-MariaDB's writers are threads: what they write lives and dies with the server. SQLite's are processes of their own,
+A server's writers are threads: what they write lives and dies with the server. SQLite's are processes of their own,
 since there the application is the database: kill -9 of one of them is SQLite's crash. Such a process is this very file,
 run as a program; it appends each id to a file as soon as COMMIT has returned. Half of its transactions have the form
 that every ORM gives them: BEGIN, SELECT, UPDATE, COMMIT. SQLite refuses such a one when somebody has committed between
@@ -24,19 +24,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import apsw
+import psycopg
 import pymysql
 
 from demo_steps import Process, StepFailedError
 from tranlog.source import sqlite
-from tranlog.testing.servers import MariaDbServer
+from tranlog.testing.servers import MariaDbServer, PostgresServer
 
 IDS_PER_WRITER = 10_000_000
 STOCK = 20
 SCHEMAS = ("north", "east", "south", "west")
 """MariaDB's: a schema is a shard, and has one writer."""
+SEASONS = ("spring", "summer", "autumn", "winter")
+"""PostgreSQL's."""
 STORES = ("tea", "ink", "rope", "lamp")
 """SQLite's: a store is three tables that are one shard."""
 SQLITE_WRITERS = 2
@@ -80,16 +83,18 @@ class Load(Protocol):
         """Return how many transactions the source has refused because capture wrote beside them."""
 
 
-# --- MariaDB -----------------------------------------------------------------------------------------------
+# --- servers -----------------------------------------------------------------------------------------------
 
 
-class _MariaDbWriter(threading.Thread):
+class _ServerWriter(threading.Thread):
     """One connection that writes, and comes again when the server was away."""
 
-    def __init__(self, server: MariaDbServer, number: int, rng: random.Random, first_id: int) -> None:
+    failures: ClassVar[tuple[type[Exception], ...]] = (OSError, pymysql.err.MySQLError, psycopg.Error)
+
+    def __init__(self, load: ServerLoad, number: int, rng: random.Random, first_id: int) -> None:
         super().__init__(name=f"writer-{number}", daemon=True)
-        self.server = server
-        self.home = SCHEMAS[number]
+        self.load = load
+        self.home = load.schemas[number]
         self.rng = rng
         self.next_id = first_id
         self.acknowledged: list[int] = []
@@ -98,14 +103,14 @@ class _MariaDbWriter(threading.Thread):
     def run(self) -> None:
         while not self.ending.is_set():
             try:
-                with self.server.connect("", autocommit=False) as session, session.cursor() as cursor:
+                with self.load.server.connect("", autocommit=False) as session, session.cursor() as cursor:
                     while not self.ending.is_set():
                         self._write_one(session, cursor)
                         time.sleep(PAUSE_S)
-            except (pymysql.err.MySQLError, OSError):
+            except self.failures:
                 time.sleep(0.2)  # the server is away, or chose us in a deadlock
 
-    def _write_one(self, session: pymysql.Connection, cursor: pymysql.cursors.Cursor) -> None:
+    def _write_one(self, session: Any, cursor: Any) -> None:
         rng, home = self.rng, self.home
         number, self.next_id = self.next_id, self.next_id + 1  # never again, since a failed COMMIT may have happened
         cursor.execute(f"INSERT INTO {home}.ledger VALUES (%s, %s)", (number, rng.randrange(1000)))
@@ -114,35 +119,40 @@ class _MariaDbWriter(threading.Thread):
         if rng.random() < 0.2:
             cursor.execute(f"INSERT INTO {home}.visits VALUES (%s)", (rng.randrange(3),))
         if rng.random() < 0.18:
-            cursor.execute(f"DELETE FROM {home}.visits LIMIT 1")
+            cursor.execute(self.load.delete_one.format(f"{home}.visits"))
         if rng.random() < 0.03:
-            other = rng.choice([schema for schema in SCHEMAS if schema != home])
+            other = rng.choice([schema for schema in self.load.schemas if schema != home])
             cursor.execute(f"UPDATE {other}.stock SET pieces = pieces - 1 WHERE id = %s", (rng.randrange(STOCK),))
         session.commit()
         self.acknowledged.append(number)
 
 
-class MariaDbLoad:
+def _tables(schemas: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
+    kinds = (("ledger", "id"), ("stock", "id"), ("visits", "day"))
+    return tuple((schema, table, key) for schema in schemas for table, key in kinds)
+
+
+class ServerLoad:
     """Four threads on one server, a schema each."""
 
-    tables = tuple(
-        (schema, table, key)
-        for schema in SCHEMAS
-        for table, key in (("ledger", "id"), ("stock", "id"), ("visits", "day"))
-    )
-    ledgers = tuple(f"{schema}.ledger" for schema in SCHEMAS)
+    schemas: tuple[str, ...]
+    tables: tuple[tuple[str, str, str], ...]
+    ledgers: tuple[str, ...]
+    make_schema: str
+    delete_one: str
+    """Deletes one row of a table without a key."""
 
-    def __init__(self, server: MariaDbServer, seed: int) -> None:
+    def __init__(self, server: MariaDbServer | PostgresServer, seed: int) -> None:
         self.server = server
         self.seed = seed
-        self._writing: list[_MariaDbWriter] = []
-        self._ended: list[_MariaDbWriter] = []
-        self._next_ids = [1 + number * IDS_PER_WRITER for number in range(len(SCHEMAS))]
+        self._writing: list[_ServerWriter] = []
+        self._ended: list[_ServerWriter] = []
+        self._next_ids = [1 + number * IDS_PER_WRITER for number in range(len(self.schemas))]
 
     def make_tables(self) -> None:
         """Create the schemas, each with a ledger, a hot table and one without a key."""
-        for schema in SCHEMAS:
-            self.server.execute(f"CREATE DATABASE {schema}")
+        for schema in self.schemas:
+            self.server.execute(self.make_schema.format(schema))
             self.server.execute(f"CREATE TABLE {schema}.ledger (id BIGINT PRIMARY KEY, amount INT)")
             self.server.execute(f"CREATE TABLE {schema}.stock (id INT PRIMARY KEY, pieces INT)")
             self.server.execute(f"CREATE TABLE {schema}.visits (day INT)")
@@ -153,8 +163,8 @@ class MariaDbLoad:
     def start(self) -> None:
         """Start the threads, behind the ids of those before them."""
         for number, first_id in enumerate(self._next_ids):
-            rng = random.Random(f"{self.seed}/mariadb/{number}/{first_id}")
-            writer = _MariaDbWriter(self.server, number, rng, first_id)
+            rng = random.Random(f"{self.seed}/{self.schemas[number]}/{first_id}")
+            writer = _ServerWriter(self, number, rng, first_id)
             self._writing.append(writer)
             writer.start()
 
@@ -162,7 +172,7 @@ class MariaDbLoad:
         """Nothing: the threads come again by themselves. Raise StepFailedError for one that a defect ended."""
         for writer in self._writing:
             if not writer.is_alive():
-                raise StepFailedError(f"{writer.name} on MariaDB has ended by itself")
+                raise StepFailedError(f"{writer.name} on {self.server.what} has ended by itself")
 
     def stop(self) -> None:
         """Let each finish its transaction."""
@@ -171,7 +181,7 @@ class MariaDbLoad:
         for writer in self._writing:
             writer.join(STOP_S)
             if writer.is_alive():
-                raise StepFailedError(f"{writer.name} on MariaDB hangs")
+                raise StepFailedError(f"{writer.name} on {self.server.what} hangs")
         self._next_ids = [writer.next_id for writer in self._writing] or self._next_ids
         self._ended += self._writing
         self._writing = []
@@ -186,8 +196,26 @@ class MariaDbLoad:
         return [number for writer in (*self._ended, *self._writing) for number in list(writer.acknowledged)]
 
     def refused(self) -> int:
-        """Return 0: the binlog is read, and nothing is written."""
+        """Return 0: what the server writes anyway is read, and nothing is written."""
         return 0
+
+
+class MariaDbLoad(ServerLoad):
+    """Writers on a MariaDB."""
+
+    schemas, tables = SCHEMAS, _tables(SCHEMAS)
+    ledgers = tuple(f"{schema}.ledger" for schema in SCHEMAS)
+    make_schema = "CREATE DATABASE {}"
+    delete_one = "DELETE FROM {} LIMIT 1"
+
+
+class PostgresLoad(ServerLoad):
+    """Writers on a PostgreSQL."""
+
+    schemas, tables = SEASONS, _tables(SEASONS)
+    ledgers = tuple(f"{schema}.ledger" for schema in SEASONS)
+    make_schema = "CREATE SCHEMA {}"
+    delete_one = "DELETE FROM {0} WHERE ctid = (SELECT ctid FROM {0} LIMIT 1)"
 
 
 # --- SQLite ------------------------------------------------------------------------------------------------

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from demo_steps import TRANLOG, Process, StepFailedError
-from kill_load import STORES, Load, MariaDbLoad, SqliteLoad
+from kill_load import STORES, Load, MariaDbLoad, PostgresLoad, SqliteLoad
 from kill_target import KillTarget
+from tranlog.capture.load_requests import LoadRequest, give_order, read_requests
 from tranlog.clock import SystemClock
 from tranlog.service.commands.status import ServiceStatus, service_status
 from tranlog.service.config.config import load
-from tranlog.testing.servers import MariaDbServer
+from tranlog.source.postgres.position import parse_lsn
+from tranlog.testing.servers import MariaDbServer, PostgresServer
 
 STALL_S = 300.0
 """How long nothing may move while something is waited for; many processes share few cores."""
@@ -33,6 +35,7 @@ _SOURCE = {
     "mariadb": """\
 [source]
 kind = "mariadb"
+load = "none"
 host = "127.0.0.1"
 port = {port}
 user = "root"
@@ -40,9 +43,19 @@ start = "earliest"
 [shards]
 rule = "schema"
 """,
+    "postgres": """\
+[source]
+kind = "postgres"
+dsn = "{dsn}"
+identity = "set"
+feedback_s = 0.2
+[shards]
+rule = "schema"
+""",
     "sqlite": """\
 [source]
 kind = "sqlite"
+load = "none"
 path = "shop.db"
 [shards]
 rule = "map"
@@ -136,8 +149,10 @@ class Service:
 
     name: str
     around: Surroundings
-    mariadb: MariaDbServer | None = None
+    server: MariaDbServer | PostgresServer | None = None
     """The source's server; None where SQLite is the source."""
+    marker: int | None = None
+    """An LSN at PostgreSQL behind all that was committed when `captured_all` was first asked."""
     folder: Path = field(init=False)
     conf: Path = field(init=False)
     load: Load = field(init=False)
@@ -151,13 +166,15 @@ class Service:
         self.folder = around.folder / self.name
         self.scratch.mkdir(parents=True)
         self.conf = self.folder / "tranlog.toml"
-        port = None if self.mariadb is None else self.mariadb.port
+        port = None if self.server is None else self.server.port
+        dsn = self.server.dsn("") if isinstance(self.server, PostgresServer) else ""
         rest = _REST.format(name=self.name, target=around.target.config(), channels=around.channels)
-        self.conf.write_text(_SOURCE[self.name].format(port=port) + rest)
-        if self.mariadb is None:
+        self.conf.write_text(_SOURCE[self.name].format(port=port, dsn=dsn) + rest)
+        if self.server is None:
             self.load = SqliteLoad(self.folder, around.seed, self.start_program)
         else:
-            self.load = MariaDbLoad(self.mariadb, around.seed)
+            kind = PostgresLoad if isinstance(self.server, PostgresServer) else MariaDbLoad
+            self.load = kind(self.server, around.seed)
 
     @property
     def scratch(self) -> Path:
@@ -241,7 +258,30 @@ class Service:
             return False
         if source.waiting is not None:
             return source.waiting == 0
+        if isinstance(self.server, PostgresServer):
+            return self._captured_marker(source.captured_event_id)
         return source.now_at != "" and source.captured_event_id.split(";")[0] == source.now_at
+
+    def _captured_marker(self, event_id: str) -> bool:
+        """Whether a PostgreSQL's message is captured that is written when this is first asked; its WAL ends nowhere."""
+        assert self.server is not None
+        if self.marker is None:
+            ((lsn,),) = self.server.execute("SELECT pg_logical_emit_message(true, 'settled', '')::text")
+            self.marker = parse_lsn(lsn)
+            return False
+        captured = parse_lsn(event_id.split(";")[0]) if event_id else 0
+        if captured < self.marker:
+            return False
+        self.marker = None
+        return True
+
+    def begins(self) -> bool:
+        """Whether its capture has written something."""
+        return self.committed_seqno() > 0
+
+    def loads(self) -> list[LoadRequest]:
+        """Return the loads that are under way."""
+        return read_requests(str(self.log))
 
     def applied_all(self) -> bool:
         """Whether the target holds all that is in the log."""
@@ -303,7 +343,13 @@ class Service:
             time.sleep(0.3)
 
     def settle(self) -> None:
-        """Wait until all that the source has committed is at the target. The writers must have stopped."""
+        """Wait until all that the source has committed is at the target, and no load is under way.
+
+        The writers must have stopped.
+        """
+        for request in self.loads():
+            give_order(str(self.log), request.load, paused=False, rows_per_second=0)
+        self.wait(lambda: not self.loads(), "its loads are at their end")
         self.wait(self.captured_all, "capture has everything")
         self.wait(self.applied_all, "everything is applied")
 

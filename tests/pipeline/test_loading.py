@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 
 from tranlog.change import Change, Column, ForeignKey, Op, RowChange, TableMap
+from tranlog.errors import TargetTableError
 from tranlog.ids import Seqno
 from tranlog.loads import (
     KeyRange,
@@ -27,7 +28,7 @@ from tranlog.loads import (
     parse_key,
 )
 from tranlog.pipeline.rules import loading
-from tranlog.types import LogicalType
+from tranlog.types import UNCHANGED, LogicalType
 
 TABLE = TableMap(
     schema="s",
@@ -213,3 +214,14 @@ def test_parents_come_before_their_children() -> None:
     names = [one.table for one in found]
     assert sorted(names) == ["a", "b", "c", "x", "y"]
     assert names.index("c") < names.index("b") < names.index("a")
+
+
+def test_a_row_that_moves_in_without_all_its_values_is_refused_by_name() -> None:
+    """docs/sources-postgresql.md, "What comes": with `identity = "key"` a value may be UNCHANGED."""
+    state = loading.TableLoad(schema="s", table="t", load="1", key=("id",), upto=key_text((1,)))
+    moved = RowChange(TABLE, Op.UPDATE, (2, UNCHANGED), (1, UNCHANGED))
+    with pytest.raises(TargetTableError, match="did not send the values that stayed"):
+        list(loading.counting({("s", "t"): state}, [moved], Seqno(7)))
+    known = RowChange(TABLE, Op.UPDATE, (2, 5), (1, UNCHANGED))
+    (found,) = loading.counting({("s", "t"): state}, [known], Seqno(7))
+    assert isinstance(found, RowChange) and (found.op, found.after) == (Op.INSERT, (1, 5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from itertools import islice
 from uuid import UUID
 
 import pytest
@@ -66,12 +67,18 @@ class Tables:
     def tables(self) -> list[TableMap]:
         return list(self.content)
 
-    def rows(self, table: TableMap) -> Iterator[Row]:
+    def rows(self, table: TableMap, limit: int | None = None) -> Iterator[Row]:
         if table not in self.content:
             raise TargetTableError(table=table.name, why="is missing")
-        return iter(self.content[table])
+        return islice(self.content[table], limit)
 
     read = rows
+
+    def estimate(self, table: TableMap) -> int:
+        return len(self.content[table])
+
+    def beside(self) -> dict[str, str]:
+        return {}
 
     def close(self) -> None:
         pass

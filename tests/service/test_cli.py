@@ -100,6 +100,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr("sys.stdin", io.StringIO())
     made = Shop(tmp_path, capsys)
     assert made("--service shop init")[0] == 0
+    conf = tmp_path / "tranlog.toml"
+    conf.write_text(conf.read_text().replace('# load = "all"', 'load = "none"'))
     made.write("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT)", "CREATE TABLE line (a, b)")
     return made
 

@@ -30,6 +30,7 @@ def conf(
     file.write_text(f"""
 [source]
 kind = "mariadb"
+load = "none"
 host = "{mariadb.host}"
 port = {mariadb.port}
 user = "{mariadb.user}"
@@ -141,7 +142,7 @@ def test_sqlite_to_mariadb(
     conf = tmp_path / "tranlog.toml"
     dsn = mariadb_target.dsn(own).replace("//root@", f"//{own}@")
     conf.write_text(
-        f'[source]\nkind = "sqlite"\npath = "source.db"\n[log]\ndir = "log"\n'
+        f'[source]\nkind = "sqlite"\nload = "none"\npath = "source.db"\n[log]\ndir = "log"\n'
         f'[target]\nkind = "mariadb"\ndsn = "{dsn}"\npassword_file = "password"\n'
     )
     (tmp_path / "password").write_text(PASSWORD + "\n")
@@ -207,7 +208,8 @@ def test_another_history_is_accepted_by_word_alone(
     assert json.loads(out)["transactions"] == 2, "that it was accepted, and the row 21"
     assert run(conf, "capture --once", capsys)[0] == 0, "the word is said once"
     conf.write_text(
-        '[source]\nkind = "sqlite"\npath = "shop.db"\n[log]\ndir = "other"\n[target]\nkind = "null"\npath = "t"\n'
+        '[source]\nkind = "sqlite"\nload = "none"\n'
+        'path = "shop.db"\n[log]\ndir = "other"\n[target]\nkind = "null"\npath = "t"\n'
     )
     connect(conf.parent / "shop.db").close()
     code, _, err = run(conf, "capture --once --accept-server", capsys)

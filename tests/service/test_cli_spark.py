@@ -31,7 +31,9 @@ class Shop:
         self.path = path
         self("--service", "shop", "init")
         conf = path / "tranlog.toml"
-        conf.write_text(conf.read_text().replace("channels = 4", "channels = 2"))
+        conf.write_text(
+            conf.read_text().replace("channels = 4", "channels = 2").replace('# load = "all"', 'load = "none"')
+        )
         self.write("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT)", "CREATE TABLE line (a, b)")
 
     def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:

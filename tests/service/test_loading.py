@@ -6,13 +6,24 @@ Proves: issue 30, items 1 and 4: a new log begins with the rows that are there, 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
+from tranlog.capture.capture import Capture
+from tranlog.capture.load_requests import LoadOrder, LoadRequest, ask
+from tranlog.loads import LoadProgress
 from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.service.commands.cli import main
+from tranlog.service.frame.exits import Told
+from tranlog.service.process.client import writer_of
+from tranlog.service.process.operating import Capturing, capture_endpoint
+from tranlog.service.show.loads import load_text
+from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, install
 
 CONFIG = """
 [log]
@@ -20,7 +31,7 @@ dir = "log"
 [source]
 kind = "sqlite"
 path = "source.db"
-load = {load}
+{load}
 [target]
 kind = "sqlite"
 path = "target.db"
@@ -43,7 +54,7 @@ def run(*words: str) -> int:
 
 @pytest.mark.long
 def test_a_new_log_begins_with_the_rows_that_are_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "tranlog.toml").write_text(CONFIG.format(load='["all"]'))
+    (folder / "tranlog.toml").write_text(CONFIG.format(load=""))
     assert run("capture", "--once") == 0
     assert run("load", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"loads": []}
@@ -58,7 +69,7 @@ def test_a_new_log_begins_with_the_rows_that_are_there(folder: Path, capsys: pyt
 
 
 def test_rows_that_no_load_covers_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "tranlog.toml").write_text(CONFIG.format(load='["main.bare"]'))
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = ["main.bare"]'))
     assert run("capture", "--once") == 0
     assert "tables have rows that no load covers" in caplog.text
     assert "tranlog load --tables main.items" in caplog.text
@@ -66,7 +77,7 @@ def test_rows_that_no_load_covers_are_named(folder: Path, caplog: pytest.LogCapt
 
 @pytest.mark.long
 def test_a_load_waits_for_capture_and_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "tranlog.toml").write_text(CONFIG.format(load="[]"))
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"'))
     assert run("capture", "--once") == 0
     assert run("load", "--tables", "main.items", "--pipeline", "tranlog") == 0
     assert "for pipeline tranlog: waits for capture" in capsys.readouterr().out
@@ -76,3 +87,60 @@ def test_a_load_waits_for_capture_and_is_shown(folder: Path, capsys: pytest.Capt
     assert run("capture", "--once") == 0
     assert run("load") == 0
     assert "no load is under way" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_load_is_told_what_to_do_and_shown_with_what_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"'))
+    assert run("capture", "--once") == 0
+    assert run("load", "--pause") == 2
+    assert "none is under way" in capsys.readouterr().err
+    assert run("load", "--tables", "main.items", "--pause", "--rows-per-second", "4") == 0
+    assert "paused, waits for capture" in capsys.readouterr().out
+    assert run("capture", "--once") == 0
+    run("status")
+    assert "paused, 0 of 1 tables, 0 rows of about 10, at main.items, at most 4 rows/s" in capsys.readouterr().out
+    assert run("load", "--resume", "--pause") == 2
+    assert run("load", "--load", "1") == 2
+    assert run("load", "--give-up", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out.splitlines()[-1])["loads"]
+    assert found["order"] == {"paused": True, "given_up": True, "rows_per_second": 4}
+    assert run("capture", "--once") == 0
+    assert run("load") == 0
+    assert "no load is under way" in capsys.readouterr().out
+
+
+def test_what_is_said_of_a_load() -> None:
+    """How far, how fast, how long still; for whom it waits."""
+    progress = LoadProgress(begun=True, tables=3, rows=1000, left=(("s", "b"), ("s", "c")))
+    request = LoadRequest(
+        load="7", asked_at=0, progress=progress, rows_there=5000, rows_per_s=99.6, seconds_left=40.2, waits_for="pid 3"
+    )
+    told = "load 7: 1 of 3 tables, 1000 rows of about 5000, at s.b, 100 rows/s, about 40 s left, waits for pid 3"
+    assert load_text(request) == told
+    paused = msgspec.structs.replace(request, order=LoadOrder(paused=True), waits_for="", pipeline="p")
+    assert load_text(paused) == "load 7 for pipeline p: paused, 1 of 3 tables, 1000 rows of about 5000, at s.b"
+
+
+def test_a_running_capture_is_told_over_its_endpoint(folder: Path) -> None:
+    """docs/control.md, "Operations"."""
+    install("source.db")
+    with closing(SqliteSource(SqliteSourceOptions(path="source.db", source_id="s"))) as source:
+        with Log.open("log", source_id="s") as log:
+            work = Capture(source, log)
+            with capture_endpoint(Capturing(log, work), runtime_dir=None):
+                running = writer_of("log")
+                assert running.ask("/loads") == {"loads": []}
+                ask("log", LoadRequest(load="1", asked_at=0))
+                with pytest.raises(Told, match="names one of the loads under way: 1"):
+                    running.ask("/loads", {"load": "2", "paused": True})
+                (told,) = running.ask("/loads", {"paused": True, "rows_per_second": 7})["loads"]
+                assert told["order"] == {"paused": True, "given_up": False, "rows_per_second": 7}
+                work.catch_up()
+                (told,) = running.ask("/loads")["loads"]
+                assert (told["progress"]["begun"], told["progress"]["rows"], told["rows_there"]) == (True, 0, 10)
+                running.ask("/loads", {"paused": False, "rows_per_second": 0})
+                work.catch_up()
+                assert running.ask("/loads") == {"loads": []}

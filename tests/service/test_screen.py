@@ -321,3 +321,11 @@ def test_a_time(ms: int, shown: str) -> None:
 def test_intervals_step_up_and_down_and_end() -> None:
     assert (stepped(1.0, longer=True), stepped(1.0, longer=False), stepped(3.0, longer=True)) == (2.0, 0.5, 5.0)
     assert stepped(INTERVALS[-1], longer=True) == INTERVALS[-1] and stepped(0.2, longer=False) == 0.2
+
+
+def test_loads_are_told_below_the_head() -> None:
+    """docs/operations.md, "Loading rows that are there already"."""
+    now = overview(loads=("load 7: 1 of 3 tables, 1000 rows of about 5000, about 40 s left",))
+    lines = plain(Shown(now=now))
+    assert lines[4] == now.loads[0]
+    assert now.loads[0] in "\n".join(line.plain for line in screen(Shown(now=now), Size(100, 30)))

@@ -314,7 +314,7 @@ def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
 ) -> None:
     """From a real source, asked of the capture that runs; how large it is only its end tells."""
     (tmp_path / "tranlog.toml").write_text(
-        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "shop.db"\n'
+        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\nload = "none"\npath = "shop.db"\n'
         'source_id = "shop"\n'
     )
     monkeypatch.chdir(tmp_path)
@@ -361,7 +361,8 @@ def test_the_json_form_has_its_keys_in_their_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tranlog.toml").write_text(
-        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "s.db"\nsource_id = "s"\n'
+        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\nload = "none"\n'
+        'path = "s.db"\nsource_id = "s"\n'
         '[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
     )
     connect("s.db").close()

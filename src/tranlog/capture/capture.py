@@ -274,10 +274,12 @@ class Capture:
             self._append_chunk()
 
     def _append_chunk(self) -> None:
-        """Append a load's chunk, behind what is durable then."""
+        """Append a load's chunk, behind what is durable then; all that are left where one snapshot serves them."""
         if self._batch_last is not None:
             self._commit()
         self._loading.append()
+        while self._loading.is_open and not self._stop.is_set():
+            self._loading.append()
 
     def _commit(self) -> None:
         """Make the batch durable in the log, and only then let the source forget it."""

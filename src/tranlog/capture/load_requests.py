@@ -1,13 +1,14 @@
 """Which loads were asked for and are not at their end: a file each in `loads/` of the log's directory.
 
 Owns the files. The hard idea: what a load has done stands in the log alone. The file says that it is wanted, from which
-seqno on to look for it, and, for people, how far it was.
+seqno on to look for it, and, for people, how far it was. What an operator wants of it stands in a file beside it, so
+that each file has one writer.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,13 +20,29 @@ from tranlog.log.files.directory import join, replace_file
 
 LOADS_DIR: Final = "loads"
 _SUFFIX: Final = ".json"
+_ORDER: Final = ".order"
+FormT = TypeVar("FormT", bound=msgspec.Struct)
 _BYTES_MAX: Final = 64 << 20
+
+
+class LoadOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator wants of a load. `rows_per_second`: no more than that, 0 for no limit.
+
+    `paused`: no chunk is read; `given_up`: it comes to its end with what was read.
+    """
+
+    paused: bool = False
+    given_up: bool = False
+    rows_per_second: int = 0
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A load that is wanted. `tables`: `schema.table` of each, () for all; `since`: no step of it is before this seqno.
 
-    `progress` is how far it was at `since`. `asked_at`: ms since 1970.
+    `progress` is how far it was at `since`. `waits_for`: transactions that the source's snapshot waits for, as text.
+    `rows_there`: about how many rows the tables have in all, 0 where the source does not know; `rows_per_s`: how fast
+    the last chunks came; `seconds_left`: how long the others take at that, None while it is not known. `asked_at`: ms
+    since 1970.
     """
 
     load: str
@@ -35,6 +52,11 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: int
     since: Seqno = NO_SEQNO
     progress: LoadProgress = LoadProgress()
+    waits_for: str = ""
+    rows_there: int = 0
+    rows_per_s: float = 0.0
+    seconds_left: float | None = None
+    order: LoadOrder = LoadOrder()
 
 
 def read_requests(log_dir: str, disk: Disk = OS_DISK) -> list[LoadRequest]:
@@ -42,17 +64,25 @@ def read_requests(log_dir: str, disk: Disk = OS_DISK) -> list[LoadRequest]:
     folder = join(log_dir, LOADS_DIR)
     found = []
     for name in sorted(disk.list_dir(folder)) if disk.exists(folder) else ():
-        path = join(folder, name)
-        if not name.endswith(_SUFFIX):
-            continue
-        try:
-            with contextlib.closing(disk.open(path)) as file:
-                found.append(msgspec.json.decode(file.pread(_BYTES_MAX, 0), type=LoadRequest))
-        except FileNotFoundError:
-            continue
-        except (OSError, msgspec.DecodeError) as exc:
-            raise DiskFailedError(path=path, why=f"the request of a load cannot be read: {exc}") from exc
+        if name.endswith(_SUFFIX) and (request := _read(join(folder, name), LoadRequest, disk)) is not None:
+            order = read_order(log_dir, request.load, disk)
+            found.append(msgspec.structs.replace(request, order=order))
     return found
+
+
+def read_order(log_dir: str, load: str, disk: Disk = OS_DISK) -> LoadOrder:
+    """Return what an operator wants of a load. Raises DiskFailedError, naming the file."""
+    return _read(_path(log_dir, load, _ORDER), LoadOrder, disk) or LoadOrder()
+
+
+def _read(path: str, form: type[FormT], disk: Disk) -> FormT | None:
+    try:
+        with contextlib.closing(disk.open(path)) as file:
+            return msgspec.json.decode(file.pread(_BYTES_MAX, 0), type=form)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as exc:
+        raise DiskFailedError(path=path, why=f"the request of a load cannot be read: {exc}") from exc
 
 
 def write_request(log_dir: str, request: LoadRequest, disk: Disk = OS_DISK) -> None:
@@ -69,13 +99,47 @@ def write_request(log_dir: str, request: LoadRequest, disk: Disk = OS_DISK) -> N
 
 def remove_request(log_dir: str, load: str, disk: Disk = OS_DISK) -> None:
     """Remove the request of a load that is at its end. Raises DiskFailedError."""
-    path = _path(log_dir, load)
+    for suffix in (_SUFFIX, _ORDER):
+        path = _path(log_dir, load, suffix)
+        try:
+            disk.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise DiskFailedError(path=path, why=exc.strerror or str(exc)) from exc
+
+
+def give_order(
+    log_dir: str,
+    load: str | None,
+    *,
+    paused: bool | None = None,
+    given_up: bool = False,
+    rows_per_second: int | None = None,
+    disk: Disk = OS_DISK,
+) -> LoadRequest:
+    """Tell capture, running or not, what is wanted of a load; None: of the only one. Return its request.
+
+    What is None stays as it is. Raises ConfigError where there is no such load, or several; DiskFailedError.
+    """
+    found = {request.load: request for request in read_requests(log_dir, disk)}
+    if load is None and len(found) == 1:
+        (load,) = found
+    if load not in found:
+        known = ", ".join(found) or "none is under way"
+        raise ConfigError(option="load", value=load, why=f"names one of the loads under way: {known}")
+    before = found[load].order
+    order = LoadOrder(
+        paused=before.paused if paused is None else paused,
+        given_up=before.given_up or given_up,
+        rows_per_second=before.rows_per_second if rows_per_second is None else rows_per_second,
+    )
+    path = _path(log_dir, load, _ORDER)
     try:
-        disk.unlink(path)
-    except FileNotFoundError:
-        pass
+        replace_file(path, msgspec.json.encode(order), disk)
     except OSError as exc:
         raise DiskFailedError(path=path, why=exc.strerror or str(exc)) from exc
+    return msgspec.structs.replace(found[load], order=order)
 
 
 def ask(log_dir: str, request: LoadRequest, disk: Disk = OS_DISK) -> None:
@@ -89,5 +153,5 @@ def ask(log_dir: str, request: LoadRequest, disk: Disk = OS_DISK) -> None:
     write_request(log_dir, request, disk)
 
 
-def _path(log_dir: str, load: str) -> str:
-    return join(join(log_dir, LOADS_DIR), f"{load}{_SUFFIX}")
+def _path(log_dir: str, load: str, suffix: str = _SUFFIX) -> str:
+    return join(join(log_dir, LOADS_DIR), f"{load}{suffix}")

@@ -9,12 +9,13 @@ chunk at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import closing
 from typing import Final
 
 import msgspec
 
-from tranlog.capture.load_requests import LoadRequest, read_requests, remove_request, write_request
+from tranlog.capture.load_requests import LoadRequest, read_order, read_requests, remove_request, write_request
 from tranlog.change import Op, RowChange, TableMap, TableName
 from tranlog.clock import Clock
 from tranlog.errors import PayloadError, SourceError, SourceUnavailableError
@@ -38,7 +39,7 @@ from tranlog.log.writing.log import Log
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.source import LoadableSource, Snapshot, Source
+from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
 from tranlog.types import Value
 
 logger = logging.getLogger(__name__)
@@ -66,12 +67,19 @@ class Loading:
         self._request: LoadRequest | None = None
         self._snapshot: Snapshot | None = None
         self._limit = _ROWS_FIRST
+        self._chunk_ended = 0.0
+        self._asked = False  # whether the source is taking a snapshot
         self._failures = 0
         self._not_before = 0.0
 
     @property
     def waits(self) -> bool:
-        """Whether a snapshot is open, up to which the stream is to be read soon."""
+        """Whether a snapshot is open, up to which the stream is to be read soon, or is being taken."""
+        return self._snapshot is not None or self._asked
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a snapshot is open."""
         return self._snapshot is not None
 
     def resume(self) -> None:
@@ -82,6 +90,8 @@ class Loading:
         self.drop()
         self._request = None
         requests = read_requests(self._log.path, self._log.disk)
+        if self._log.last_event_id() is None:
+            self._name_uncovered(requests)
         if not requests:
             return
         if self._source is None:
@@ -99,6 +109,7 @@ class Loading:
                 if mark is not None and mark.load == request.load:
                     progress = progress.follow(mark.step)
         self._request = msgspec.structs.replace(request, progress=progress)
+        self._chunk_ended = self._clock.monotonic()
         if progress.ended:
             self._forget()
         elif not progress.begun:
@@ -110,20 +121,49 @@ class Loading:
             return
         if self._request is None:
             self.resume()
-        if self._request is None or self._snapshot is not None:
+        if self._request is None:
+            return
+        order = read_order(self._log.path, self._request.load, self._log.disk)
+        if order != self._request.order:
+            self._request = msgspec.structs.replace(self._request, order=order)
+            self._chunk_ended = self._clock.monotonic()
+        if order.given_up or order.paused:
+            self.drop()
+        while order.given_up and self._request.progress.left:
+            self._give_up("given up by its operator")
+        if self._snapshot is not None or (order.paused and not order.given_up):
             return
         if not self._request.progress.left:
             self._step(LoadEnd(given_up=self._request.progress.given_up))
             return
         try:
-            self._snapshot = self._source.snapshot()
-        except SourceUnavailableError as exc:
+            found = self._source.snapshot()
+        except SourceError as exc:
+            self._asked = False
             self._failed(exc)
+            return
+        self._asked = isinstance(found, SnapshotWait)
+        if not isinstance(found, SnapshotWait):
+            self._snapshot = found
+        why = found.why if isinstance(found, SnapshotWait) else ""
+        if why != self._request.waits_for:
+            if why:
+                logger.warning("a load waits for transactions that are open at the source for=%s", why)
+            self._request = msgspec.structs.replace(self._request, waits_for=why)
+            write_request(self._log.path, self._request, self._log.disk)
 
     def goes_on(self) -> bool:
-        """Take a turn; return whether a load is under way after it."""
+        """Take a turn; return whether a load is under way after it, and not paused.
+
+        Raises SourceUnavailableError where it waits for somebody's open transaction.
+        """
         self.turn()
-        return self._request is not None
+        if self._request is None or self._request.order.paused:
+            return False
+        if self._request.waits_for:
+            why = f"the load {self._request.load} waits for transactions that are open: {self._request.waits_for}"
+            raise SourceUnavailableError(where=self._source_id, why=why)
+        return True
 
     def is_due(self, event_id: str | None) -> bool:
         """Whether the chunk is to be appended before what comes next: the transaction of this event id.
@@ -136,12 +176,15 @@ class Loading:
         return self._source.has_reached(snapshot) if event_id is None else not snapshot.covers(event_id)
 
     def append(self) -> None:
-        """Append the rows of the snapshot that is open, as the next chunk, durable. Raises LogError."""
+        """Append the rows of the snapshot that is open, as the next chunk, durable. Raises LogError.
+
+        A snapshot that serves all chunks stays open while there are more.
+        """
         snapshot, request = self._snapshot, self._request
         assert snapshot is not None and request is not None
-        schema, name = request.progress.left[0]
+        kept = False
         try:
-            table = next(iter(snapshot.tables((schema, name))), None)
+            table = snapshot.table(request.progress.left[0])
             if table is None:
                 self._give_up("it is not there any more, or is not captured")
             elif request.progress.key and request.progress.key != _key_names(table):
@@ -149,6 +192,8 @@ class Loading:
             else:
                 self._append(snapshot, table, request.progress)
                 self._failures = 0
+            kept = snapshot.serves_all and bool(self._request and self._request.progress.left)
+            self._clock.sleep(max(0.0, self._not_before - self._clock.monotonic()) if kept else 0.0)
         except SourceError as exc:
             self._log.abandon_open()
             self._failed(exc)
@@ -156,36 +201,58 @@ class Loading:
             self._log.abandon_open()
             raise
         finally:
-            self.drop()
+            if not kept:
+                self.drop()
 
     def drop(self) -> None:
-        """Close the snapshot, if one is open; the chunk is read anew."""
+        """Close the snapshot, if one is open or being taken; the chunk is read anew."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             snapshot.close()
+        if self._asked and self._source is not None:
+            self._source.drop_snapshot()
+        self._asked = False
+
+    def _name_uncovered(self, requests: Iterable[LoadRequest]) -> None:
+        """Name the tables with rows that a new log gets neither by these loads nor from the stream."""
+        if self._source is None or any(not one.tables for one in requests) or self._source.begins_earlier():
+            return
+        covered = {name for request in requests for name in request.tables}
+        with closing(self._source.reader()) as reader:
+            found = [
+                table.name
+                for table in reader.tables()
+                if table.name not in covered and next(iter(reader.rows(table, 1)), None) is not None
+            ]
+        if found:
+            logger.warning(
+                "tables have rows that no load covers: a change of one ends a pipeline that does not have it. Load "
+                "them, with --replace where the target has the rows: tranlog load --tables %s",
+                ",".join(found),
+            )
 
     def _begin(self) -> None:
         request = self._request
         assert request is not None and self._source is not None
-        snapshot = self._source.snapshot()
-        try:
-            tables = snapshot.tables()
-            beside = dict(snapshot.beside())
-        finally:
-            snapshot.close()
+        with closing(self._source.reader()) as reader:
+            beside = reader.beside()
+            tables = [table for table in reader.tables() if table.name not in beside]
+            wanted = [table for table in tables if not request.tables or table.name in request.tables]
+            rows_there = sum(reader.estimate(table) for table in wanted)
         known = {table.name for table in tables}
         missing = {name: beside.get(name, "it is not captured") for name in request.tables if name not in known}
         given_up = tuple((beside if not request.tables else missing).items())
         for name, why in given_up:
             logger.warning("a table is not loaded table=%s why=%s", name, why)
         progress = msgspec.structs.replace(request.progress, given_up=given_up)
-        self._request = msgspec.structs.replace(request, progress=progress)
-        wanted = [table for table in tables if not request.tables or table.name in request.tables]
+        self._request = msgspec.structs.replace(request, progress=progress, rows_there=rows_there)
         self._step(LoadBegin(tables=tuple(parents_first(wanted)), replace=request.replace))
 
     def _append(self, snapshot: Snapshot, table: TableMap, progress: LoadProgress) -> None:
         """Append a chunk of a table and its step."""
-        limit = self._limit if snapshot.is_ordered(table) else None
+        assert self._request is not None
+        most = self._request.order.rows_per_second
+        limit = (min(self._limit, most) if most else self._limit) if snapshot.is_ordered(table) else None
         after: Key | None = None if progress.after is None else parse_key(progress.after)
         packer = TransactionPacker(source_id=self._source_id, rule=_RULE)
         event_id, tstamp = self._log.last_event_id() or "", self._clock.now_ms()
@@ -207,9 +274,22 @@ class Loading:
             keys=KeyRange(after=progress.after, upto=None if ended else key_text(key)),  # type: ignore[arg-type]
             rows=rows,
         )
+        self._took(rows, most)
         size += self._step(step, packer, event_id=event_id, tstamp=tstamp)
         if limit is not None and rows:
             self._limit = max(_ROWS_LEAST, min(_ROWS_MOST, 4 * limit, rows * _CHUNK_BYTES // max(size, 1)))
+
+    def _took(self, rows: int, most: int) -> None:
+        """Note how fast chunks come, and rest where no more than `most` rows a second are wanted, 0 for no limit."""
+        request, now = self._request, self._clock.monotonic()
+        assert request is not None
+        rate = rows / max(now - self._chunk_ended, 1e-3)
+        rate = rate if not request.rows_per_s else 0.7 * request.rows_per_s + 0.3 * rate
+        left = request.rows_there - request.progress.rows - rows
+        seconds_left = left / rate if left > 0 and rate else None
+        self._request = msgspec.structs.replace(request, rows_per_s=rate, seconds_left=seconds_left)
+        self._not_before = max(now, self._chunk_ended + rows / most) if most else now
+        self._chunk_ended = now
 
     def _step(
         self, step: LoadStep, packer: TransactionPacker | None = None, *, event_id: str = "", tstamp: int = 0
@@ -267,11 +347,3 @@ class Loading:
 
 def _key_names(table: TableMap) -> tuple[str, ...]:
     return tuple([table.columns[at].name for at in table.primary_key])
-
-
-def uncovered(snapshot: Snapshot, covered: Iterable[str]) -> Iterator[str]:
-    """Yield the captured tables, `schema.table`, that have rows which a new log gets by none of these loads."""
-    names = frozenset(covered)
-    for table in snapshot.tables() if snapshot.begins_here else ():
-        if table.name not in names and next(iter(snapshot.chunk(table, None, 1)), None) is not None:
-            yield table.name

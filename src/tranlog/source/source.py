@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from tranlog.change import Fragment, TableMap, TableName
 from tranlog.loads import Key
 from tranlog.types import Value
@@ -72,8 +74,14 @@ class TableReader(Protocol):
     def tables(self) -> list[TableMap]:
         """Return the captured tables by (schema, table): without the database's own and without ours."""
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
-        """Yield a table's rows as the capture would carry them, in no order, streaming."""
+    def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
+        """Yield a table's rows, up to `limit`, as the capture would carry them, in no order, streaming."""
+
+    def estimate(self, table: TableMap) -> int:
+        """Return about how many rows a table has, by what the source has at hand; 0: it has nothing."""
+
+    def beside(self) -> dict[str, str]:
+        """Return the captured tables, `schema.table`, whose rows cannot be read at a position, and why."""
 
     def close(self) -> None:
         """Free the connection; closing twice is harmless."""
@@ -85,15 +93,11 @@ class Snapshot(Protocol):
     Threads: one, the capture's.
     """
 
-    @property
-    def begins_here(self) -> bool:
-        """Whether a log without any event begins no earlier, so that it gets none of the rows from the stream."""
+    serves_all: bool
+    """Whether all chunks of a load are read from it, at this one position."""
 
-    def tables(self, only: TableName | None = None) -> list[TableMap]:
-        """Return the captured tables whose rows are as of the position, or one of them. Raises SourceError."""
-
-    def beside(self) -> list[tuple[str, str]]:
-        """Return the captured tables whose rows are not, `schema.table`, and why."""
+    def table(self, name: TableName) -> TableMap | None:
+        """Return a captured table as it was at the position; None: there is none. Raises SourceError."""
 
     def is_ordered(self, table: TableMap) -> bool:
         """Whether `chunk` gives rows in the order of the key, as `loads.is_key` wants it, and takes its bounds.
@@ -111,12 +115,27 @@ class Snapshot(Protocol):
         """Free the connection; closing twice is harmless."""
 
 
+class SnapshotWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that the server has not taken yet. `why`: for whom it waits, once that takes long; else ""."""
+
+    why: str = ""
+
+
 @runtime_checkable
 class LoadableSource(Source, Protocol):
     """A source whose tables can be read at a position."""
 
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot of now, without a lock. Raises SourceError."""
+    def begins_earlier(self) -> bool:
+        """Whether a log without any event begins before now, and gets rows that are there already from the stream."""
+
+    def reader(self) -> TableReader:
+        """Return what reads the tables as they are now."""
+
+    def snapshot(self) -> Snapshot | SnapshotWait:
+        """Return a snapshot of now, without a lock; or that it is being taken: ask again. Raises SourceError."""
 
     def has_reached(self, snapshot: Snapshot) -> bool:
         """Whether `read` has given all that the snapshot covers; asked after a read that ended."""
+
+    def drop_snapshot(self) -> None:
+        """Forget a snapshot that is being taken."""

@@ -14,6 +14,7 @@ from fix_log import PATH, append_large, make_fragment
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.options import LogOptions
 from tranlog.log.writing.member import MemberLog
+from tranlog.replication.acting.following import NodeLog
 from tranlog.replication.rules.packets import NO_GTID, Here, Where, decode, encode
 from tranlog.replication.rules.syncup import (
     Limits,
@@ -33,42 +34,9 @@ def follow(disk: SimDisk) -> MemberLog:
     return MemberLog.follow(PATH, source_id="db1", options=options, disk=disk, clock=ManualClock())
 
 
-class RealLog:
-    """A member's log as the rules of syncup ask it."""
-
-    def __init__(self, log: MemberLog) -> None:
-        self._log = log
-        self.mark = 0
-        self.first = Seqno(max(log.first_seqno, 0))
-        header = log.last()
-        self.last = self.durable = NO_GTID if header is None else header.gtid
-
-    def gtid(self, seqno: int) -> Gtid | None:
-        header = self._log.header(Seqno(seqno))
-        return None if header is None else header.gtid
-
-    def h(self, seqno: int) -> int:
-        return self._log.h(Seqno(seqno))
-
-    def last_of_epoch(self, epoch: int) -> Gtid:
-        return self._log.last_of_epoch(epoch) or NO_GTID
-
-    def written_at(self, seqno: int) -> int:
-        return 0
-
-    def has_ddl(self, after: int) -> bool:
-        return False
-
-    def raw(self, after: int, up_to: int, limit: int) -> tuple[bytes, Gtid]:
-        raise NotImplementedError
-
-    def chunks(self, after: int, up_to: int) -> list[tuple[bytes, int, bytes]]:
-        raise NotImplementedError
-
-
 def searched(mine: MemberLog, source: MemberLog) -> SyncupFinding:
     """Search as two nodes do, every question and answer in its bytes."""
-    one, other = RealLog(mine), RealLog(source)
+    one, other = (NodeLog(log, log.disk, ManualClock(), {}) for log in (mine, source))
     where = first_question(one, 1)
     while True:
         asked = decode(encode(where))

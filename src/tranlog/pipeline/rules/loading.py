@@ -140,4 +140,11 @@ def _counts(state: TableLoad, change: RowChange, seqno: Seqno) -> RowChange | No
         return RowChange(change.table, Op.DELETE, change.before, None)
     assert change.before is not None and change.after is not None
     after = tuple([b if a is UNCHANGED else a for b, a in zip(change.before, change.after, strict=True)])
+    if UNCHANGED in after:
+        raise TargetTableError(
+            table=change.table.name,
+            why="a row's key moved into what is loaded, and the source did not send the values that stayed",
+            seqno=seqno,
+            remedy=f"Leave the transaction out, and load the table again: tranlog load --tables {change.table.name}",
+        )
     return RowChange(change.table, Op.INSERT, None, after)

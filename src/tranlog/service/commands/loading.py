@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
-from tranlog.capture.load_requests import LoadRequest, ask, read_requests
+from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError
 from tranlog.loads import ANY_PIPELINE
 from tranlog.service.commands.orders import config_of
-from tranlog.service.commands.status import load_text
 from tranlog.service.config.sections import LOADABLE
 from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.show.loads import load_text
 
 
 def load(
@@ -31,18 +31,32 @@ def load(
     replace: Annotated[
         bool, typer.Option("--replace", "-replace", help="Delete the rows that the target has of these tables first.")
     ] = False,
+    which: Annotated[
+        str | None,
+        typer.Option("--load", "-load", metavar="ID", help="Which load to tell; the only one needs no name."),
+    ] = None,
+    pause: Annotated[bool, typer.Option("--pause", "-pause", help="Read no more rows until --resume.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", "-resume", help="Go on with a load that is paused.")] = False,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", "-give-up", help="End it; tables that are not whole are named.")
+    ] = False,
+    rows_per_second: Annotated[
+        int | None, typer.Option("--rows-per-second", "-rows-per-second", min=0, help="No more than that; 0: no limit.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Have tables loaded: the rows that are at the source come into the log, and to every target that reads it.
 
     A running capture begins at once, another one when it next runs. Each chunk of rows stands in the log where it was
     read, so nothing is locked and writers go on; a load that is interrupted goes on by itself. Without --tables, the
-    loads that are not at their end are listed.
+    loads that are not at their end are listed. --pause, --resume, --give-up and --rows-per-second tell one of them what
+    to do, and stay told when capture is started again.
 
     \b
     Example:
       tranlog load --tables shop.orders,shop.items
       tranlog load --tables shop.orders --pipeline shop --replace
+      tranlog load --rows-per-second 5000
     """
     config = config_of(ctx)
     open_readable(config.log_dir).close()  # so that there is one
@@ -64,6 +78,14 @@ def load(
             asked_at=now,
         )
         ask(config.log_dir, request)
+        which = request.load
+    if pause and resume:
+        raise typer.BadParameter("--pause and --resume exclude each other", param_hint="--pause")
+    if pause or resume or give_up or rows_per_second is not None:
+        paused = pause if pause or resume else None
+        give_order(config.log_dir, which, paused=paused, given_up=give_up, rows_per_second=rows_per_second)
+    elif which is not None and tables is None:
+        raise typer.BadParameter("say what to tell it: --pause, --resume, --give-up", param_hint="--load")
     found = read_requests(config.log_dir)
     if as_json:
         print_json({"loads": found})

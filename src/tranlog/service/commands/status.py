@@ -19,7 +19,6 @@ from tranlog.capture.load_requests import LoadRequest, read_requests
 from tranlog.clock import Clock
 from tranlog.errors import DiskFailedError, SourceError, TargetError, TranlogError
 from tranlog.listing import time_text
-from tranlog.loads import ANY_PIPELINE
 from tranlog.pipeline.rules.progress import LastError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
@@ -30,6 +29,7 @@ from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.client import RunningPipeline, capture_state
 from tranlog.service.process.last_error import last_error
 from tranlog.service.process.sockets import CAPTURE_NAME
+from tranlog.service.show.loads import load_text
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.target import NOBODY
 
@@ -334,16 +334,3 @@ def _seconds(ms: int) -> str:
 
 def _size(size: int) -> str:
     return f"{size / 1_000_000:.1f} MB" if size >= 100_000 else f"{size} bytes"
-
-
-def load_text(request: LoadRequest) -> str:
-    """Say in a line how far a load is."""
-    progress, whose = request.progress, f"load {request.load}"
-    if request.pipeline != ANY_PIPELINE:
-        whose += f" for pipeline {request.pipeline}"
-    given_up = "".join([f"; {name} given up: {why}" for name, why in progress.given_up])
-    if not progress.begun:
-        return f"{whose}: waits for capture{given_up}"
-    done = progress.tables - len(progress.left) - len(progress.given_up)
-    at = "" if not progress.left else ", at " + ".".join(progress.left[0])
-    return f"{whose}: {max(done, 0)} of {progress.tables} tables, {progress.rows} rows{at}{given_up}"

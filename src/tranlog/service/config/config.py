@@ -58,7 +58,7 @@ class Config:
     source: SourceOptions | None
     target: TargetOptions | None
     pipeline: PipelineOptions
-    load: tuple[str, ...] = ()
+    load: tuple[str, ...] | None = None
     """The tables that a new log begins with; `all` among them: all."""
 
     def wanted_source(self) -> SourceOptions:
@@ -163,7 +163,7 @@ def made(reading: Reading) -> Config:
         source=None if values.source is None else _source(make, service),
         target=None if values.target is None else _target(make),
         pipeline=pipeline,
-        load=() if values.source is None else make.options(SourceKeys, "source").load,
+        load=None if values.source is None else make.options(SourceKeys, "source").wanted,
     )
     if config.target is not None:
         with make.naming("pipeline"):

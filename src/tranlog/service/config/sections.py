@@ -31,7 +31,7 @@ from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import KINDS, source_kind
 from tranlog.target.options import TargetOptions
 
-LOADABLE: Final = ("sqlite", "mariadb")
+LOADABLE: Final = ("sqlite", "mariadb", "postgres")
 """The kinds of source whose tables can be loaded."""
 DEFAULT_SERVICE: Final = "tranlog"
 
@@ -56,14 +56,26 @@ class LogKeys:
 class SourceKeys:
     """What stands in [source] beside the options of a kind whose tables can be loaded."""
 
-    load: tuple[str, ...] = field(default=(), metadata={"example": ["all"]})
-    """Tables, `schema.table`, whose rows are taken into the log when capture first begins a new one; `all`: of all."""
+    load: Literal["all", "none"] | tuple[str, ...] = field(default="all", metadata={"example": ["shop.orders"]})
+    """The tables whose rows are taken into the log when capture first begins a new one: `all`, `none`, or a list of
+    `schema.table`."""
 
     def check(self) -> None:
         """Raise ConfigError for a name that is none."""
+        if isinstance(self.load, str):
+            return
         for name in self.load:
-            if name != "all" and "." not in name:
-                raise ConfigError(option="load", value=name, why='a table is named schema.table; "all" means all')
+            if "." not in name:
+                raise ConfigError(option="load", value=name, why="a table is named schema.table")
+        if not self.load:
+            raise ConfigError(option="load", value=[], why='an empty list loads nothing; "none" says so')
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """The tables, () for all; None for no load."""
+        if isinstance(self.load, str):
+            return () if self.load == "all" else None
+        return self.load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,9 +213,11 @@ def _row(key: ConfigKey) -> str:
 
 def _type(key: ConfigKey) -> str:
     """Return what a value may be, for people."""
-    found = [f"`{one}`" for one in _choices(key.hint)]
-    for one in get_args(key.hint) if isinstance(key.hint, types.UnionType) else (key.hint,):
-        if not found and one is not types.NoneType:
+    found = []
+    for one in get_args(key.hint) if typing.get_origin(key.hint) in _UNIONS else (key.hint,):
+        choices = _choices(one)
+        found += [f"`{choice}`" for choice in choices]
+        if not choices and one is not types.NoneType:
             found.append("path" if key.is_path else _WORDS.get(typing.get_origin(one) or one, "table"))
     if key.name.endswith("_s"):
         return "seconds"
@@ -226,11 +228,12 @@ def _choices(hint: Any) -> list[str]:
     """Return the values of a key that is one of a few."""
     if typing.get_origin(hint) is typing.Literal:
         return list(get_args(hint))
-    if isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) in _UNIONS:
         return [one for part in get_args(hint) for one in _choices(part)]
     return [one.value for one in list[Any](hint)] if isinstance(hint, enum.EnumType) else []
 
 
+_UNIONS: Final = (types.UnionType, typing.Union)
 _WORDS: Final[Mapping[object, str]] = {
     str: "text",
     int: "whole number",

@@ -31,6 +31,7 @@ from typing import (
 import msgspec
 
 from tranlog.capture.capture import PartRead
+from tranlog.capture.load_requests import LoadRequest
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.states import OperationState
@@ -103,6 +104,15 @@ class Beat(_Body, frozen=True):
     """A heartbeat's name."""
 
     name: str
+
+
+class TellLoad(_Body, frozen=True):
+    """What a load is to do; `load` none: the only one. What is not said stays; `rows_per_second` 0: no limit."""
+
+    load: str | None = None
+    paused: bool | None = None
+    given_up: bool = False
+    rows_per_second: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Trim(_Body, frozen=True):
@@ -229,6 +239,12 @@ class CaptureState(WriterIndex):
     state: str
     since_ms: int
     in_flight: PartRead | None
+
+
+class LoadsNow(msgspec.Struct, frozen=True, kw_only=True):
+    """The loads that are not at their end."""
+
+    loads: list[LoadRequest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, read_requests, write_request
-from tranlog.capture.loading import uncovered
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
@@ -27,7 +26,7 @@ from tranlog.service.config.config import Config
 from tranlog.service.process.last_error import keeping_error
 from tranlog.service.process.sockets import CAPTURE_NAME
 from tranlog.source.kinds import source_kind
-from tranlog.source.source import LoadableSource, ServerSource, Source
+from tranlog.source.source import ServerSource
 from tranlog.target.target import ChannelRow
 
 logger = logging.getLogger(__name__)
@@ -92,29 +91,16 @@ def open_capture(
             log = opened.enter_context(
                 Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after)
             )
-            if log.last_event_id() is None:
-                _begin_loaded(config, source, log)
+            if log.last_event_id() is None and after is None:
+                _begin_loaded(config, log)
         yield Capture(source, log, options=config.capture, take_source=take_source), log
 
 
-def _begin_loaded(config: Config, source: Source, log: Log) -> None:
-    """Have a log that never captured anything begin with the rows that are there, as far as they are wanted.
-
-    Of the tables with rows that are not, a warning names each.
-    """
-    whole = "all" in config.load
-    if config.load and not read_requests(log.path, log.disk):
-        request = LoadRequest(load=FIRST_LOAD, tables=() if whole else config.load, asked_at=SystemClock().now_ms())
-        write_request(log.path, request, log.disk)
-    if not whole and isinstance(source, LoadableSource):
-        with closing(source.snapshot()) as snapshot:
-            found = list(uncovered(snapshot, config.load))
-        if found:
-            logger.warning(
-                "tables have rows that no load covers: a change of one ends a pipeline that does not have it. Set "
-                '[source] load = ["all"] before the first capture, or: tranlog load --tables %s',
-                ",".join(found),
-            )
+def _begin_loaded(config: Config, log: Log) -> None:
+    """Have a log that never captured anything begin with the rows that are there, as far as they are wanted."""
+    if config.load is None or read_requests(log.path, log.disk):
+        return
+    write_request(log.path, LoadRequest(load=FIRST_LOAD, tables=config.load, asked_at=SystemClock().now_ms()), log.disk)
 
 
 class CaptureThread:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tranlog.capture.capture import Capture
+from tranlog.capture.load_requests import give_order, read_requests
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, LogMissingError, SourceError, TranlogError
@@ -45,6 +46,7 @@ from tranlog.service.process.log_index import extent_of
 from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, socket_paths
 from tranlog.service.process.store_part import StorePart
 from tranlog.service.process.upkeep import LogUpkeep
+from tranlog.service.show.loads import load_text
 from tranlog.service.show.overview import Overview, overview_of
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import open_target
@@ -195,7 +197,9 @@ class Operator:
     @api.get("/overview")
     def overview(self) -> Overview:
         """Return all of it at this moment; what cannot be read is in its problems."""
-        return overview_of(self._gather(), self._operation.options, process=f"{self._host} pid {os.getpid()}")
+        process, options = f"{self._host} pid {os.getpid()}", self._operation.options
+        loads = tuple(map(load_text, read_requests(options.log_dir)))
+        return overview_of(self._gather(), options, process=process, loads=loads)
 
     @api.get("/status/{name}")
     def look(self, name: views.ViewName) -> list[Mapping[str, Any]]:
@@ -314,6 +318,23 @@ class Capturing(LogUpkeep):
             index=extent_of(self.log.seqno_index),
             reads=self.log.status().reads,
         )
+
+    @api.get("/loads")
+    def loads(self) -> api.LoadsNow:
+        """Return the loads that are not at their end."""
+        return api.LoadsNow(loads=read_requests(self.log.path))
+
+    @api.post("/loads")
+    def tell_load(self, asked: api.TellLoad) -> api.LoadsNow:
+        """Tell a load to pause, to go on, to end, or how fast to be. Raises ConfigError where it is not known which."""
+        give_order(
+            self.log.path,
+            asked.load,
+            paused=asked.paused,
+            given_up=asked.given_up,
+            rows_per_second=asked.rows_per_second,
+        )
+        return self.loads()
 
     @api.post("/heartbeat")
     def heartbeat(self, asked: api.Beat) -> dict[str, str]:

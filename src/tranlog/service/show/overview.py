@@ -63,6 +63,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     `process` names the process that answers, and `monotonic_s` is its clock, by which two readings are apart. Seqnos
     are -1 where there is none. `applied_seqno`: the least of the channels'; `lag_ms`: how long ago the first one after
     it was committed, None where that cannot be read. `problems`: what could not be read, each with its reason.
+    `loads`: how far each load of the log is, in a line.
     """
 
     service: str
@@ -90,9 +91,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     slots: int = 0
     troubles: tuple[Trouble, ...] = ()
+    loads: tuple[str, ...] = ()
 
 
-def overview_of(status: Status, options: ApplyOptions, *, process: str) -> Overview:
+def overview_of(status: Status, options: ApplyOptions, *, process: str, loads: tuple[str, ...] = ()) -> Overview:
     """Put the answer of a pipeline's process together; without log or target where they cannot be read."""
     state, log, pipeline = status.process, status.log, status.pipeline
     assert state is not None
@@ -107,6 +109,7 @@ def overview_of(status: Status, options: ApplyOptions, *, process: str) -> Overv
         **picked(state, "pipeline state since_ms limit pending slots troubles"),
         **picked(status, "service now_ms monotonic_s source"),
         process=process,
+        loads=loads,
         target=_target_text(options.target.kind, None if pipeline is None else pipeline.target),
         log_dir=options.log_dir,
         first_seqno=NO_SEQNO if log is None else log.first_seqno,

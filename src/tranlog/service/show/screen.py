@@ -165,6 +165,8 @@ def _head(shown: Shown, columns: int | None) -> list[Text]:
         lines += _wrapped(f"{now.pending.type}{at}: {now.pending.message}", columns, BAD)
     if now.state in (State.ONLINE, State.DEGRADED) and now.slots < len(now.channels):
         lines += _wrapped(f"{now.slots} slots for {len(now.channels)} channels", columns, WARNING)
+    for load in now.loads:
+        lines += _wrapped(load, columns, "")
     for problem in (*map(trouble_text, now.troubles), *now.problems):
         lines += _wrapped(problem, columns, WARNING)
     return lines

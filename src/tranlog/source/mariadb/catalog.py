@@ -211,6 +211,11 @@ class Catalog:
         )
         return [(str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED") for row in rows]
 
+    def rows_estimated(self, schema: str, table: str) -> int:
+        """Return how many rows the engine takes a table for; 0 where it does not know."""
+        sql = "SELECT table_rows FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+        return int((self._control.rows(sql, (schema, table)) or [(0,)])[0][0] or 0)
+
     def without_transactions(self) -> dict[str, str]:
         """Return the captured tables whose engine has no transactions, `schema.table`, with the engine."""
         rows = self._of_captured(

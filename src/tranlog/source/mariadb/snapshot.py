@@ -29,6 +29,8 @@ class MariadbSnapshot:
     The catalog is read after it was taken; a table that is altered after that, the server refuses to read.
     """
 
+    serves_all = False
+
     def __init__(self, options: MariadbSourceOptions) -> None:
         """Take a snapshot of now. Raises SourceUnavailableError, SourceSetupError."""
         self._options = options
@@ -52,21 +54,10 @@ class MariadbSnapshot:
                 remedy="Run FLUSH BINARY LOGS, or raise max_allowed_packet, and begin again",
             )
         self.position = BinlogPosition(gtids=parse_gtids(gtids), file=place[0], offset=place[1])
-        self._beside: dict[str, str] = {}
 
-    @property
-    def begins_here(self) -> bool:
-        """Whether the option `start` says so."""
-        return self._options.start == "now"
-
-    def tables(self, only: TableName | None = None) -> list[TableMap]:
-        """Return the captured tables of engines with transactions. Raises as `MariadbTables.tables`."""
-        self._beside = self._tables.without_transactions()
-        return [table for table in self._tables.tables(only) if table.name not in self._beside]
-
-    def beside(self) -> list[tuple[str, str]]:
-        """Return the captured tables without transactions, as `tables` found them."""
-        return [(name, f"its engine {engine} has no snapshots") for name, engine in sorted(self._beside.items())]
+    def table(self, name: TableName) -> TableMap | None:
+        """Return a captured table of an engine with transactions. Raises as `MariadbTables.tables`."""
+        return next((one for one in self._tables.tables(name) if one.name not in self._tables.beside()), None)
 
     def is_ordered(self, table: TableMap) -> bool:
         """Whether the key has only integers and bytes; the order of others is a collation's, or a type's own."""

@@ -25,6 +25,7 @@ from tranlog.source.mariadb.groups import EventGroup
 from tranlog.source.mariadb.position import BinlogPosition, StartNow, parse_start
 from tranlog.source.mariadb.server_binlog import ServerBinlog
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
+from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.source.source import Snapshot
 
 
@@ -215,9 +216,20 @@ class MariadbSource:
 
     # For loads.
 
+    def begins_earlier(self) -> bool:
+        """Whether the option `start` says so."""
+        return self.options.start != "now"
+
+    def reader(self) -> MariadbTables:
+        """Return what reads the tables as they are now."""
+        return MariadbTables(self.options)
+
     def snapshot(self) -> MariadbSnapshot:
-        """Return the tables of now, with the binlog's position. Raises SourceSetupError, SourceUnavailableError."""
+        """Return a snapshot of now; see `LoadableSource.snapshot`."""
         return MariadbSnapshot(self.options)
+
+    def drop_snapshot(self) -> None:
+        """Do nothing: one is taken at once."""
 
     def has_reached(self, snapshot: Snapshot) -> bool:
         """Whether `read` has given, or passed over, all that the snapshot has."""

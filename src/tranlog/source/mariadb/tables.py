@@ -82,14 +82,14 @@ class MariadbTables:
         self._versioned[found] = versioned
         return found
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+    def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows as the capture would carry them, in no order, streaming; `table` is one of `tables`.
 
         Raises: SourceUnavailableError, SourceSetupError.
         """
         connection = connect_to_read(self._options)
         try:
-            yield from self.select(table, connection)
+            yield from self.select(table, connection, "" if limit is None else f"LIMIT {limit}")
         finally:
             close(connection)
 
@@ -128,9 +128,14 @@ class MariadbTables:
             types[at].family in (Family.INTEGER, Family.BYTES) for at in table.primary_key
         )
 
-    def without_transactions(self) -> dict[str, str]:
-        """Return the captured tables whose engine has no transactions, `schema.table`, with the engine."""
-        return self._catalog.without_transactions()
+    def estimate(self, table: TableMap) -> int:
+        """Return what the engine takes for their number; see `TableReader.estimate`."""
+        return self._catalog.rows_estimated(table.schema, table.table)
+
+    def beside(self) -> dict[str, str]:
+        """Return the captured tables whose engine has no transactions; see `TableReader.beside`."""
+        found = self._catalog.without_transactions()
+        return {name: f"its engine {engine} has no snapshots" for name, engine in sorted(found.items())}
 
     def close(self) -> None:
         """Free the connection; closing twice is harmless."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tranlog.change import TableName
 from tranlog.errors import SourceSetupError
@@ -98,10 +98,33 @@ SELECT a.attname, a.atttypid::int8, a.atttypmod FROM pg_attribute a
          WHERE p.pubname = $2 AND p.schemaname = $3 AND p.tablename = $4)
  ORDER BY a.attnum"""
 _PUBLISHED: Final = """
-SELECT c.oid::int8, p.schemaname, p.tablename FROM pg_publication_tables p
+SELECT c.oid::int8, p.schemaname, p.tablename, c.relkind = 'p', {rowfilter} FROM pg_publication_tables p
   JOIN pg_namespace n ON n.nspname = p.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
  WHERE p.pubname = $1 ORDER BY p.schemaname, p.tablename"""
+_KEY_SENT: Final = """
+SELECT c.relreplident::text, (
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i
+      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
+     WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END)
+  FROM pg_class c WHERE c.oid = $1::int8::oid"""
+_FILES_NOW: Final = """
+SELECT bool_and(pg_relation_filenode(c.oid) IS NOT DISTINCT FROM c.relfilenode) FROM pg_class c
+ WHERE c.relkind = 'r' AND (c.oid = $1::int8::oid
+       OR c.oid IN (SELECT relid FROM pg_partition_tree($1::int8::oid::regclass)))"""
+_WAITS_FOR: Final = """
+SELECT CASE WHEN p.gid IS NOT NULL
+         THEN 'prepared transaction ' || quote_literal(p.gid) || ' of ' || p.owner || ', open for '
+              || extract(epoch FROM clock_timestamp() - p.prepared)::int || ' s'
+         ELSE 'process ' || coalesce(h.pid::text, '?') || coalesce(', user ' || a.usename, '')
+              || coalesce(', ' || nullif(a.application_name, ''), '') || coalesce(', ' || a.state, '') || ', open for '
+              || coalesce(extract(epoch FROM clock_timestamp() - a.xact_start)::int::text, '?') || ' s'
+              || coalesce(': ' || left(a.query, 100), '') END
+  FROM pg_locks w
+  LEFT JOIN pg_locks h ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted
+  LEFT JOIN pg_stat_activity a ON a.pid = h.pid
+  LEFT JOIN pg_prepared_xacts p ON p.transaction = w.transactionid
+ WHERE w.pid = $1 AND w.locktype = 'transactionid' AND NOT w.granted"""
 _OTHERS: Final = """
 SELECT pid || coalesce(', user ' || usename, '') || coalesce(', ' || nullif(application_name, ''), '')
        || coalesce(', from ' || client_addr, '')
@@ -150,6 +173,16 @@ class TableKeys:
     primary: tuple[str, ...]
     unique: tuple[tuple[str, ...], ...]
     foreign: tuple[tuple[tuple[str, ...], str, str, tuple[str, ...]], ...]
+
+
+class PublishedTable(NamedTuple):
+    """A published table; `is_root`: of partitions. `row_filter`: the condition of the rows that are published."""
+
+    oid: int
+    schema: str
+    table: str
+    is_root: bool
+    row_filter: str | None
 
 
 class PostgresCatalog:
@@ -367,6 +400,10 @@ class PostgresCatalog:
             "SELECT pg_logical_emit_message(true, 'tranlog:heartbeat', $1::text)", (self._options.slot_name,)
         )
 
+    def close(self) -> None:
+        """Close the session; the next question opens another."""
+        self._control.close()
+
     # --- tables and types ---
 
     def forget(self) -> None:
@@ -431,9 +468,39 @@ class PostgresCatalog:
             self._declared[oid, typmod] = text
         return text
 
-    def published(self) -> list[tuple[int, str, str]]:
-        """Return the published tables: OID, schema, name."""
-        return [(oid, schema, table) for oid, schema, table in self._control.rows(_PUBLISHED, (self._name,))]
+    def published(self) -> list[PublishedTable]:
+        """Return the published tables."""
+        sql = _PUBLISHED.format(rowfilter="NULL" if self.version < 150000 else "p.rowfilter")
+        return [PublishedTable(*found) for found in self._control.rows(sql, (self._name,))]
+
+    def key_sent(self, oid: int) -> tuple[str, tuple[str, ...]]:
+        """Return a table's replica identity, and the columns of the index that it is, in the order of the table."""
+        ((identity, columns),) = self._control.rows(_KEY_SENT, (oid,)) or [("n", None)]
+        return identity, tuple(columns or ())
+
+    def rows_counted(self, oid: int) -> int:
+        """Return about how many rows a table and its partitions have; 0 where none was ever counted."""
+        sql = (
+            "SELECT coalesce(sum(greatest(reltuples, 0)), 0)::int8 FROM pg_class WHERE relkind = 'r' "
+            "AND (oid = $1::int8::oid OR oid IN (SELECT relid FROM pg_partition_tree($1::int8::oid::regclass)))"
+        )
+        return int(self._control.rows(sql, (oid,))[0][0])
+
+    def is_as_it_was(self, oid: int) -> bool:
+        """Whether a table's rows lie where they lay at the session's snapshot: no TRUNCATE, and no ALTER, moved them.
+
+        To be asked while the session holds a lock on the table.
+        """
+        ((same,),) = self._control.rows(_FILES_NOW, (oid,))
+        return same is not False
+
+    def waits_for(self, pid: int) -> list[str]:
+        """Describe the transaction that a server's process waits for; empty while it waits for none."""
+        return [who for (who,) in self._control.rows(_WAITS_FOR, (pid,))]
+
+    def insert_lsn(self) -> int:
+        """Return where the next record of the WAL will begin."""
+        return parse_lsn(self._control.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
     def columns(self, oid: int, schema: str, table: str) -> list[tuple[str, int, int]]:
         """Return a table's published columns: name, the type's OID, the type modifier."""

@@ -76,6 +76,11 @@ class PostgresSourceOptions:
     """Whether a slot that is made is synchronised to standbys: PostgreSQL 17 and later."""
     ddl_capture: Literal["off", "event_trigger"] = "off"
     """PostgreSQL sends no DDL. `event_trigger` makes an event trigger that records its text; for superusers."""
+    load_wait_s: float = 30.0
+    """After so long it is said for which open transactions the snapshot of a load waits; `capture --once` ends then."""
+    load_snapshot: Literal["chunk", "export"] = "chunk"
+    """`export`: one snapshot serves a whole load, for servers whose transactions are long; meanwhile VACUUM frees
+    nothing, and what is committed waits for the load's end. `chunk`: each chunk has its own."""
     shard_rule: ShardRule = field(default_factory=lambda: ShardRule(kind=ShardRuleKind.SCHEMA))
     fragment_bytes: int = FRAGMENT_BYTES
     """At about this size of payload a transaction is cut into fragments."""
@@ -122,13 +127,14 @@ class PostgresSourceOptions:
             ("identity", ("full", "key", "set")),
             ("unlogged", ("refuse", "ignore")),
             ("ddl_capture", ("off", "event_trigger")),
+            ("load_snapshot", ("chunk", "export")),
         ):
             if getattr(self, option) not in allowed:
                 raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")
         for option in ("fragment_bytes", "queue_bytes", "memory_bytes", "transaction_bytes_max", "read_bytes"):
             if getattr(self, option) < 1:
                 raise ConfigError(option=option, value=getattr(self, option), why="must be at least 1 byte")
-        for option in ("feedback_s", "heartbeat_s", "connect_timeout_s"):
+        for option in ("feedback_s", "heartbeat_s", "connect_timeout_s", "load_wait_s"):
             if getattr(self, option) <= 0:
                 raise ConfigError(option=option, value=getattr(self, option), why="must be more than 0 seconds")
         for option in ("reconnect_s", "heartbeat_bytes", "retained_warn_bytes"):

@@ -32,9 +32,12 @@ from tranlog.source.postgres.messages import MessageFormatError
 from tranlog.source.postgres.position import WalPosition, lsn_text, why_lost
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import PostgresTableLayout
+from tranlog.source.postgres.snapshot import PostgresSnapshot, SnapshotTaking
 from tranlog.source.postgres.stream import SlotStream
+from tranlog.source.postgres.tables import PostgresTables
 from tranlog.source.postgres.transactions import TransactionAssembler, WholeTransaction
 from tranlog.source.reconnecting import PAUSE_SLICE_S, Reconnecting
+from tranlog.source.source import Snapshot, SnapshotWait
 from tranlog.source.waiting import WaitingEvents
 
 logger = logging.getLogger(__name__)
@@ -70,8 +73,8 @@ class PostgresSource:
         self.options = options
         self.source_id = options.source_id
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._control = PostgresControl(options)
-        self._catalog = PostgresCatalog(options, self._control)
+        self._catalog = PostgresCatalog(options, PostgresControl(options))
+        self._snapshots = SnapshotTaking(options, self._catalog, self._clock)
         self._relations = Relations(options, self._catalog)
         self._known: dict[int, PostgresTableLayout] = {}  # the tables as they were before the pending transaction
         self._maker = PostgresFragmentMaker(options, self._relations)
@@ -101,7 +104,7 @@ class PostgresSource:
             if self._catalog.has_publication() and self.options.identity != "set":
                 self._catalog.check_tables()
         finally:
-            self._control.close()
+            self._catalog.close()
 
     def start(self, event_id: str | None) -> None:
         """Check the server's set-up and get ready to read what was committed after `event_id`.
@@ -213,7 +216,8 @@ class PostgresSource:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-        self._control.close()
+        self._snapshots.drop()
+        self._catalog.close()
         self._messages.clear()
         if self._assembler is not None:
             self._assembler.close()
@@ -276,6 +280,9 @@ class PostgresSource:
                 group = self._next_group(0.0 if handed else deadline - self._clock.monotonic())
                 if group is None:
                     break
+                if not self._snapshots.lets_pass(_end_of(group)):
+                    self._snapshots.wait(deadline - self._clock.monotonic())
+                    break
                 handed += group.size if isinstance(group, WholeTransaction) else len(group.content)
                 begun = False
                 try:
@@ -309,6 +316,35 @@ class PostgresSource:
             # Messages of a waiting transaction are lost: the next read fetches it anew.
             self._disconnect()
             raise
+
+    # Loads.
+
+    def begins_earlier(self) -> bool:
+        """Return False: a slot has no rows of before it was made."""
+        return False
+
+    def reader(self) -> PostgresTables:
+        """Return what reads the tables as they are now."""
+        return PostgresTables(self.options)
+
+    def snapshot(self) -> PostgresSnapshot | SnapshotWait:
+        """Have a snapshot taken over another connection; see `LoadableSource.snapshot`."""
+        found = self._snapshots.take()
+        if isinstance(found, PostgresSnapshot) and self._position is not None and found.lsn < self._position.lsn:
+            found.close()  # taken while what it waited for came to its end, and the stream is past it
+            return SnapshotWait()
+        return found
+
+    def drop_snapshot(self) -> None:
+        """Forget a snapshot that is being taken."""
+        self._snapshots.drop()
+
+    def has_reached(self, snapshot: Snapshot) -> bool:
+        """Whether `read` has given all that the snapshot has; where not, the server is asked how far it is."""
+        assert isinstance(snapshot, PostgresSnapshot) and self._position is not None
+        if self._position.lsn >= snapshot.lsn:
+            return True
+        return self._stream is not None and self._stream.has_sent(snapshot.lsn)
 
     def _done(self, group: Committed) -> None:
         self._pending = None
@@ -371,7 +407,7 @@ class PostgresSource:
         """
         position = self._position
         assert position is not None
-        lsn = group.end_lsn if isinstance(group, WholeTransaction) else group.lsn
+        lsn = _end_of(group)
         if lsn <= position.lsn:
             if isinstance(group, WholeTransaction):
                 if lsn == position.lsn and position.xid not in (0, group.xid):
@@ -450,6 +486,10 @@ class _SlotWatch:
                 "The slot keeps much WAL at the source: it frees none that the log does not have. slot=%s bytes=%d",
                 *(self._options.slot_name, kept),
             )
+
+
+def _end_of(group: Committed) -> int:
+    return group.end_lsn if isinstance(group, WholeTransaction) else group.lsn
 
 
 def read_event_id(event_id: str) -> WalPosition:

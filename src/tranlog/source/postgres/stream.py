@@ -54,6 +54,7 @@ class _SlotReader(threading.Thread):
         self._failure: Exception | None = None
         self._ended = False
         self._interrupted = False
+        self._asked = False
         self._durable = 0
         self.wal_end = 0
         """The server has sent everything that was committed before this LSN."""
@@ -83,11 +84,12 @@ class _SlotReader(threading.Thread):
                 if self._ended:
                     break
                 room = self._bytes < self._limit
+                wanted, self._asked = self._asked, False
             now = time.monotonic()
             if not room:
                 self._heard = now  # nobody listens: silence means nothing
             came, asked = self._drain() if room else (0, False)
-            if asked or now - told_at >= self._feedback_s:
+            if asked or wanted or now - told_at >= self._feedback_s:
                 told_at = now
                 self._tell(reply=not asked)
             if now - self._heard > max(_SILENCE_MIN_S, 10 * self._feedback_s):
@@ -194,6 +196,12 @@ class _SlotReader(threading.Thread):
         with self._changed:
             self._durable = max(self._durable, lsn)
 
+    def ask(self) -> None:
+        """Have the server say at once how far it has sent."""
+        with self._changed:
+            self._asked = True
+        os.eventfd_write(self._wake, 1)
+
     def interrupt(self) -> None:
         """Make a waiting `take`, and all that follow, return at once."""
         with self._changed:
@@ -221,6 +229,7 @@ class SlotStream:
         self._options = options
         self._connection: psycopg.Connection[Any] = connect(options, replication="database")
         self._reader: _SlotReader | None = None
+        self._taken = 0  # all that was committed before this LSN was taken
 
     def history(self) -> ServerHistory:
         """Return what the server says of itself. Raises SourceUnavailableError, SourceSetupError."""
@@ -269,12 +278,22 @@ class SlotStream:
         MessageFormatError.
         """
         assert self._reader is not None
+        sent = self._reader.wal_end
         try:
-            return self._reader.take(timeout_s)
+            messages = self._reader.take(timeout_s)
         except MessageFormatError:
             raise
         except Exception as exc:
             raise self._meaning(exc) from exc
+        if not messages:
+            self._taken = sent
+        return messages
+
+    def has_sent(self, lsn: int) -> bool:
+        """Whether all that was committed before `lsn` was taken; where that is not known, the server is asked."""
+        if self._taken < lsn and self._reader is not None:
+            self._reader.ask()
+        return self._taken >= lsn
 
     def _meaning(self, error: Exception) -> SourceError:
         if isinstance(error, psycopg.Error):

@@ -56,7 +56,7 @@ from tranlog.source.sqlite.schema import (
     read_schema,
     schema_version,
 )
-from tranlog.source.sqlite.tables import SqliteSnapshot
+from tranlog.source.sqlite.tables import SqliteSnapshot, SqliteTables
 from tranlog.source.sqlite.triggers import TriggerRow
 
 logger = logging.getLogger(__name__)
@@ -423,20 +423,7 @@ class SqliteSource:
             schema = read_schema(reader)
             if schema.by_trigger or not schema.unguarded:
                 check_tables(reader, self.options.path)
-        for name in sorted(schema.unguarded):
-            if schema.by_trigger:
-                raise ForeignWriterError(
-                    table=f"{SCHEMA}.{name}",
-                    why="a foreign program dropped or changed the triggers that capture it, or made one of its own "
-                    f"after them, in {self.options.path}. What they wrote until then waits in the outbox. Where one "
-                    "was dropped, bring the target's table to the same state, with its rows; then run "
-                    "tranlog.source.sqlite.install(path)",
-                )
-            raise ForeignWriterError(
-                table=f"{SCHEMA}.{name}",
-                why=f"a foreign program made it, and may have written it, in {self.options.path}. Copy its rows to the "
-                "target, then adopt it by tranlog.source.sqlite.install(path)",
-            )
+        _refuse_unguarded(schema, self.options.path)
         for plan in schema.plans.values():
             if not plan.captured:
                 raise SourceSetupError(
@@ -502,6 +489,18 @@ class SqliteSource:
             self._reader.close(True)
         self._reader = self._freeing = None
 
+    def begins_earlier(self) -> bool:
+        """Whether writers have left anything in the outbox."""
+        with contextlib.closing(self.snapshot()) as snapshot:
+            return bool(snapshot.outbox_id)
+
+    def reader(self) -> SqliteTables:
+        """Return what reads the tables as they are now."""
+        return SqliteTables(self.options.path)
+
+    def drop_snapshot(self) -> None:
+        """Do nothing: one is taken at once."""
+
     def snapshot(self) -> SqliteSnapshot:
         """Return the tables of now, with the outbox's newest id. Raises SourceUnavailableError."""
         return SqliteSnapshot(self.options.path)
@@ -514,6 +513,23 @@ class SqliteSource:
     def _connected(self) -> apsw.Connection:
         assert self._reader is not None, "start() was not called"
         return self._reader
+
+
+def _refuse_unguarded(schema: SqliteSchema, path: str) -> None:
+    for name in sorted(schema.unguarded):
+        if schema.by_trigger:
+            raise ForeignWriterError(
+                table=f"{SCHEMA}.{name}",
+                why="a foreign program dropped or changed the triggers that capture it, or made one of its own "
+                f"after them, in {path}. What they wrote until then waits in the outbox. Where one "
+                "was dropped, bring the target's table to the same state, with its rows; then run "
+                "tranlog.source.sqlite.install(path)",
+            )
+        raise ForeignWriterError(
+            table=f"{SCHEMA}.{name}",
+            why=f"a foreign program made it, and may have written it, in {path}. Copy its rows to the "
+            "target, then adopt it by tranlog.source.sqlite.install(path)",
+        )
 
 
 def _claim_of(installed: Installed) -> SourceClaim | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 
 import apsw
 
@@ -47,8 +48,24 @@ class SqliteTables:
         """Return the user's tables, or `only` one; see `TableReader.tables`."""
         return [table for table in self._maps if only in (None, (table.schema, table.table))]
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+    def estimate(self, table: TableMap) -> int:
+        """Return the span of the rowids, which is at hand; see `TableReader.estimate`."""
+        assert self._db is not None, "closed"
+        try:
+            found = self._db.execute(f"SELECT max(rowid) - min(rowid) + 1 FROM main.{quote(table.table)}").fetchall()
+        except apsw.SQLError:  # it has none
+            return 0
+        return int(found[0][0] or 0)
+
+    def beside(self) -> dict[str, str]:
+        """Return none: all tables are of one database."""
+        return {}
+
+    def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows as capture carries them: without generated columns."""
+        yield from islice(self._all_rows(table), limit)
+
+    def _all_rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         assert self._db is not None, "closed"
         plan = self._plans[table.table]
         cursor = self._db.execute(plan.select_all)
@@ -74,6 +91,8 @@ class SqliteTables:
 class SqliteSnapshot(SqliteTables):
     """The tables as of `outbox_id`, the newest id in the outbox, inclusive. Implements `source.source.Snapshot`."""
 
+    serves_all = False
+
     def __init__(self, path: str) -> None:
         super().__init__(path)
         assert self._db is not None
@@ -83,14 +102,9 @@ class SqliteSnapshot(SqliteTables):
             assert isinstance(newest, int)
             self.outbox_id = newest
 
-    @property
-    def begins_here(self) -> bool:
-        """Whether no writer has left anything in the outbox."""
-        return not self.outbox_id
-
-    def beside(self) -> list[tuple[str, str]]:
-        """Return none: all tables are of one database."""
-        return []
+    def table(self, name: TableName) -> TableMap | None:
+        """Return one of the user's tables."""
+        return next(iter(self.tables(name)), None)
 
     def is_ordered(self, table: TableMap) -> bool:
         """Whether the key is the rowid; of others the order depends on collations and on the values' types."""

@@ -1,0 +1,186 @@
+"""A PostgreSQL's tables as they were at one LSN of its stream, read without a lock that anybody waits for.
+
+Owns having a snapshot taken and reading in it. The hard idea: making a logical slot gives a snapshot that holds exactly
+what was committed up to the slot's LSN, but the server first waits for every transaction that is open. So a temporary
+slot is made over a connection of its own that nobody waits for, an ordinary session takes the snapshot over, and the
+slot is gone before the first row is read.
+
+Source: PostgreSQL's manual, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT), "SET TRANSACTION", "Caveats" of
+concurrency control.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+from tranlog.change import TableMap, TableName
+from tranlog.clock import Clock
+from tranlog.errors import SourceUnavailableError
+from tranlog.loads import Key
+from tranlog.source.keyset import beyond
+from tranlog.source.postgres.catalog import PostgresCatalog, quoted
+from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
+from tranlog.source.postgres.position import WalPosition, parse_lsn
+from tranlog.source.postgres.tables import PostgresTables
+from tranlog.source.source import SnapshotWait
+from tranlog.types import LogicalType, Value
+
+_ORDERED = frozenset({LogicalType.INTEGER, LogicalType.BYTES, LogicalType.UUID})
+"""What has one order, at the server and here."""
+
+
+class _SnapshotSession(PostgresControl):
+    """A session whose transaction has a snapshot: lost, it cannot be had again."""
+
+    def __init__(self, options: PostgresSourceOptions, exported: str) -> None:
+        super().__init__(options)
+        self.connection = self._connection = connect(options)
+        self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())
+        self._run(f"SET TRANSACTION SNAPSHOT '{exported}'", ())
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement, its parameters as $1. Raises SourceUnavailableError, SourceSetupError."""
+        return self._run(sql, parameters)
+
+
+class PostgresSnapshot:
+    """Implements `source.source.Snapshot`. `lsn`: what was committed before it is in the rows.
+
+    Catalogue and rows are of the snapshot. Of a table that was emptied or rewritten after it the server would show no
+    row: then SourceUnavailableError is raised, and another snapshot has the rows.
+    """
+
+    def __init__(self, options: PostgresSourceOptions, lsn: int, exported: str) -> None:
+        self.lsn = lsn
+        self.serves_all = options.load_snapshot == "export"
+        self._where = options.where
+        self._session = _SnapshotSession(options, exported)
+        self._tables = PostgresTables(options, self._session)
+
+    def table(self, name: TableName) -> TableMap | None:
+        """Return a published table. Raises as `PostgresTables.tables`."""
+        return next(iter(self._tables.tables(name)), None)
+
+    def is_ordered(self, table: TableMap) -> bool:
+        """Whether the key has only integers, bytes and UUIDs; the order of others is a collation's, or a type's own."""
+        return bool(table.primary_key) and all(table.columns[at].logical in _ORDERED for at in table.primary_key)
+
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+        """Yield rows; see `Snapshot.chunk`."""
+        condition, tail = "true", ""
+        if self.is_ordered(table):
+            names = [quoted(table.columns[at].name) for at in table.primary_key]
+            if after is not None:
+                condition = beyond(names, [_literal(part) for part in after])
+            tail = f"ORDER BY {', '.join(names)} LIMIT {limit}"
+        yield from self._tables.select(table, self._session.connection, condition=condition, tail=tail)
+        if not self._tables.catalog.is_as_it_was(self._tables.oid(table)):
+            why = f"{table.name} was emptied or rewritten after the snapshot, which does not show its rows any more"
+            raise SourceUnavailableError(where=self._where, why=why)
+
+    def covers(self, event_id: str) -> bool:
+        """Whether the transaction of this event id is in the rows."""
+        return WalPosition.parse(event_id).lsn <= self.lsn
+
+    def close(self) -> None:
+        """Close the session; closing twice is harmless."""
+        self._tables.close()
+
+
+def _literal(part: int | bytes | UUID) -> str:
+    match part:
+        case bytes():
+            return f"'\\x{part.hex()}'::bytea"
+        case UUID():
+            return f"'{part}'::uuid"
+    return f"({part})"
+
+
+class SnapshotTaking:
+    """The snapshot that the server was asked for and has not taken yet. Threads: one.
+
+    Shape: `lets_pass` says how far the stream may go meanwhile: up to an LSN that the snapshot will certainly hold.
+    While the server waits for a transaction, that is where the WAL ends then: the snapshot is taken behind that
+    transaction's end.
+    """
+
+    def __init__(self, options: PostgresSourceOptions, catalog: PostgresCatalog, clock: Clock) -> None:
+        self._options = options
+        self._catalog = catalog
+        self._clock = clock
+        self._connection: psycopg.Connection[Any] | None = None
+        self._bound = 0
+        self._told_at = 0.0
+        self._why = ""
+
+    def take(self) -> PostgresSnapshot | SnapshotWait:
+        """Ask for a snapshot, or look whether it is there. Raises SourceUnavailableError, SourceSetupError."""
+        try:
+            if self._connection is None:
+                self._ask()
+                return SnapshotWait()
+            pgconn = self._connection.pgconn
+            pgconn.consume_input()
+            if pgconn.is_busy():
+                return SnapshotWait(why=self._look(pgconn.backend_pid))
+            result = pgconn.get_result()
+            if result is None:
+                raise psycopg.OperationalError("the server ended the session")
+            if result.status != pq.ExecStatus.TUPLES_OK:
+                raise error_from_result(result)
+            lsn, exported = [(result.get_value(0, at) or b"").decode() for at in (1, 2)]
+            found = PostgresSnapshot(self._options, parse_lsn(lsn), exported)
+        except (psycopg.Error, OSError) as exc:
+            self.drop()
+            raise translated(exc, self._options) from exc
+        except BaseException:
+            self.drop()
+            raise
+        self.drop()
+        return found
+
+    def _ask(self) -> None:
+        connection = connect(self._options, replication="database")
+        self._connection = connection
+        connection.execute("SET lock_timeout = 0")  # waiting for a transaction is waiting for a lock
+        connection.execute("SET client_connection_check_interval = '1s'")  # else it outlives us, waiting
+        self._bound, self._told_at, self._why = self._catalog.insert_lsn(), self._clock.monotonic(), ""
+        name = f"{self._options.slot_name[:40]}_load_{connection.pgconn.backend_pid}"
+        command = f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT'
+        connection.pgconn.send_query(command.encode())
+
+    def _look(self, pid: int) -> str:
+        """Let the stream go on while the server waits for a transaction; say for which, from `load_wait_s` on."""
+        end = self._catalog.insert_lsn()
+        found = self._catalog.waits_for(pid)  # after the WAL's end was seen: whoever is waited for ends behind it
+        if not found:
+            return self._why
+        self._bound = end
+        now = self._clock.monotonic()
+        if now - self._told_at >= self._options.load_wait_s:
+            self._told_at, self._why = now, "; ".join(found)
+        return self._why
+
+    def lets_pass(self, lsn: int) -> bool:
+        """Whether the stream may go on with what was committed before `lsn`."""
+        return self._connection is None or lsn <= self._bound
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the server answers, up to `timeout_s`."""
+        if self._connection is not None and timeout_s > 0:
+            select.select([self._connection.pgconn.socket], [], [], timeout_s)
+
+    def drop(self) -> None:
+        """Forget what was asked for; the slot goes with its session."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
