@@ -78,3 +78,44 @@ WRITE_SETS = {
     ): "in vain",
 }
 """By mutant what it ends in, several after a `|`."""
+
+_TOUCHES = "tranlog.row_touches"
+
+TOUCHES = (
+    _mutant(
+        "old-key-ignored",
+        "of a row's changed key the new value alone is hashed",
+        "            for start in (0, middle):\n                value = self._hash(main",
+        "            for start in (middle,):\n                value = self._hash(main",
+        module=_TOUCHES,
+    ),
+    _mutant(
+        "old-unique-ignored",
+        "of another changed key of a row the new value alone is hashed",
+        "                done = _REKEY\n                for start in (0, middle):\n",
+        "                done = _REKEY\n                for start in (middle,):\n",
+        module=_TOUCHES,
+    ),
+    _mutant(
+        "old-reference-ignored",
+        "of a changed reference the new value alone is hashed",
+        "            if not _same(key, image, before, after):\n                for start in (0, middle):\n",
+        "            if not _same(key, image, before, after):\n                for start in (middle,):\n",
+        module=_TOUCHES,
+    ),
+    _mutant(
+        "reference-not-told",
+        "a row that comes or goes does not tell what it refers to",
+        "        for key in known.references:\n            value = self._hash(key, image, start, True)\n",
+        "        for key in known.references[:0]:\n            value = self._hash(key, image, start, True)\n",
+        module=_TOUCHES,
+    ),
+    _mutant(
+        "row-not-told",
+        "an update that keeps all keys tells nothing",
+        "        if image.startswith(image[:reach], middle):  # no key changes\n",
+        "        if image.startswith(image[:reach], middle):\n            return done\n        if False:\n",
+        module=_TOUCHES,
+    ),
+)
+"""Mutants of what counts as touched, which `touches_rounds` finds."""

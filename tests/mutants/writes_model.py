@@ -24,19 +24,15 @@ from dataclasses import replace
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.by_writes import (
     Assignment,
-    Operations,
     PlannedTable,
-    Use,
-    WriteKind,
     WritesBounds,
-    WriteSet,
     WritesPlan,
     WritesWalk,
-    WrittenTable,
     in_force,
     resume,
 )
 from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict
+from tranlog.write_set import Operations, Use, WriteKind, WriteSet, WrittenTable
 
 USES = "-KUR"
 """What a transaction does to a key: nothing, or a use of it."""

@@ -9,7 +9,6 @@ restart, whatever the target looks like by then.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,67 +19,13 @@ from tranlog.change import TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
+from tranlog.write_set import ANYTHING, TOUCHES_MAX, Use, WriteKind, WriteSet
 
 NOBODY: Final = -2
 """The owner of a transaction without changes: every channel passes over it."""
 
 RULE_VERSION: Final = 1
 """Of the assignment. Another result for the same headers is another version."""
-
-
-# --- what a transaction wrote ----------------------------------------------------------------------------
-
-
-class Use(enum.IntEnum):
-    """How a transaction touches a value of a key."""
-
-    KEY = 1
-    """A row with it came or went. After the last KEY and ROW of the value, and the last REFERENCE on each channel."""
-    ROW = 2
-    """A row was updated and kept it. After the last KEY and ROW."""
-    REFERENCE = 3
-    """A row that refers to it came or went. After the last KEY; REFERENCE and ROW do not wait for each other."""
-
-
-class Operations(enum.IntFlag):
-    """What a transaction did to the rows of a table."""
-
-    INSERT = 1
-    UPDATE = 2
-    DELETE = 4
-    REKEY = 8
-    """An update of a key's value."""
-
-
-ANYTHING: Final = Operations.INSERT | Operations.UPDATE | Operations.DELETE | Operations.REKEY
-
-
-class WriteKind(enum.StrEnum):
-    """Of what a transaction consists."""
-
-    ROWS = "row changes"
-    STATEMENT = "a statement"
-    STEP = "a step of a load"
-    """Or of a verification."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenTable:
-    """A table that a transaction touched. `keys`: ids of those whose values are among its `touches`."""
-
-    table: TableName
-    keys: frozenset[int]
-    operations: Operations
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteSet:
-    """What a transaction touched; `changes` counts its row changes. `touches`: uses of hashes of key values."""
-
-    changes: int
-    tables: tuple[WrittenTable, ...] = ()
-    touches: tuple[tuple[Use, int], ...] = ()
-    kind: WriteKind = WriteKind.ROWS
 
 
 # --- the plan --------------------------------------------------------------------------------------------
@@ -107,8 +52,6 @@ class WritesBounds:
     """A plan begins anew at each multiple of this seqno,"""
     entries: int = 1_000_000
     """and after so many entries of the tables of hashes."""
-    touches: int = 2_000
-    """A transaction with more entries than this is serial."""
     lead: int = 2_000
     """By how many row changes a channel may be ahead of the least loaded and still get what depends on it."""
     serial_in: int = 200
@@ -177,6 +120,11 @@ class Assigned:
 
 
 _NOBODY: Final = Assigned(owner=NOBODY)
+_SERIAL_KINDS: Final = {
+    WriteKind.STATEMENT: "a statement",
+    WriteKind.STEP: "a step of a load",
+    WriteKind.MANY: f"more than {TOUCHES_MAX} values of keys",
+}
 
 
 class Assignment:
@@ -234,9 +182,7 @@ class Assignment:
         if writes is None:
             return "its header has no write set"
         if writes.kind is not WriteKind.ROWS:
-            return writes.kind.value
-        if len(writes.touches) > plan.bounds.touches:
-            return f"more than {plan.bounds.touches} values of keys"
+            return _SERIAL_KINDS[writes.kind]
         for written in writes.tables:
             name = ".".join(written.table)
             table = self._tables.get(written.table)
