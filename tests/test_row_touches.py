@@ -136,6 +136,14 @@ def test_a_table_whose_rows_no_key_tells_apart_has_none() -> None:
     assert holds_null.tables[0].keys == frozenset(), "SQLite lets a primary key hold NULL"
 
 
+def test_a_reference_to_nothing_is_not_told() -> None:
+    """SQLite lets a table refer to one that is not there, or that has no such key."""
+    lost = ForeignKey(columns=(2,), ref_schema="shop", ref_table="nowhere", ref_columns=())
+    table = TableMap(schema="shop", table="c", columns=CHILD.columns, primary_key=(1,), foreign_keys=(lost,))
+    found = touch((table, None, (9, 7, 1)))
+    assert uses(found) == [Use.KEY] and found.tables[0].keys == {key_id(("shop", "c"), ["id"])}
+
+
 def test_a_key_whose_old_value_was_not_sent_is_not_told() -> None:
     """PostgreSQL with the replica identity of the key: all else of the row before is UNCHANGED."""
     ids = touch((PARENT, None, (1, 10, 5))).tables[0].keys

@@ -69,7 +69,7 @@ class TouchedTable:
         self.main: TouchedKey | None = None
         names = [column.name for column in table.columns]
         keys = [table.primary_key, *table.unique_keys] if table.primary_key else list(table.unique_keys)
-        for places in keys:
+        for places in filter(None, keys):
             ordered = sorted(places, key=lambda at: names[at].lower())
             number = key_id(self.name, [names[at] for at in ordered])
             key = TouchedKey(ordered, number, number)
@@ -79,6 +79,8 @@ class TouchedTable:
             else:
                 self.unique.append(key)
         for foreign in table.foreign_keys:
+            if not 0 < len(foreign.columns) == len(foreign.ref_columns):
+                continue  # SQLite lets a table refer to one that is not there
             pairs = sorted(zip(foreign.ref_columns, foreign.columns, strict=True), key=lambda pair: pair[0].lower())
             to = (foreign.ref_schema, foreign.ref_table)
             own = [names[at] for at in foreign.columns]
