@@ -121,7 +121,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
 
     `tstamp` is the commit time at the source, ms since 1970 UTC; it orders nothing. `tables` names the tables
     touched, None where they are too many to list. Of several fragments only the last speaks for the whole:
-    its `event_id`, `shard_id` and `tables`; earlier ones carry the shard `#UNKNOWN`.
+    its `event_id`, `shard_id`, `tables` and `write_set` (see `write_set`); earlier ones carry the shard `#UNKNOWN`.
     """
 
     source_id: str
@@ -131,6 +131,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableName, ...] | None
     payload: bytes
     last: bool = True
+    write_set: bytes = b""
 
 
 NOOP = "noop"

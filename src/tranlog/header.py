@@ -31,6 +31,8 @@ class TransactionHeader(msgspec.Struct, frozen=True, gc=False):
     data_length: int
     spilled: bool
     """The payload is a reference: it says where the transaction's fragments were spilled to."""
+    write_set: bytes
+    """What the transaction touched, see `write_set`; empty where that is not told."""
 
     @property
     def gtid(self) -> Gtid:

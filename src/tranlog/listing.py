@@ -113,7 +113,7 @@ class ShownHeader(Protocol):
     def source_id(self) -> str: ...
 
 
-def header_line(record: ShownHeader, zone: tzinfo = UTC) -> str:
+def header_line(record: ShownHeader, zone: tzinfo = UTC, comments: str = "") -> str:
     """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
     return "\t".join(
         (
@@ -124,7 +124,7 @@ def header_line(record: ShownHeader, zone: tzinfo = UTC) -> str:
             time_text(record.tstamp, zone),
             record.event_id,
             record.source_id,
-            "",
+            comments,
             "",
         )
     )
@@ -144,7 +144,7 @@ class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     h: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def header_json(record: ShownHeader, zone: tzinfo = UTC, h: str | None = None) -> str:
+def header_json(record: ShownHeader, zone: tzinfo = UTC, h: str | None = None, comments: str = "") -> str:
     """Return one object of `thl list -headers -json`, a line per member."""
     shown = HeaderJson(
         seqno=record.seqno,
@@ -155,6 +155,7 @@ def header_json(record: ShownHeader, zone: tzinfo = UTC, h: str | None = None) -
         event_id=record.event_id,
         source_id=record.source_id,
         h=msgspec.UNSET if h is None else h,
+        comments=comments,
     )
     return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")
 

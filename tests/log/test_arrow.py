@@ -24,13 +24,14 @@ from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import ConfigError, CorruptRecordError, PayloadError
 from tranlog.ids import Seqno
 from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS, Unit, batch_schema
-from tranlog.log.records.columns import Selection, pass_value
+from tranlog.log.records.columns import Selection
 from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import encode_value
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.testing.disk import SimDisk
 from tranlog.types import STRUCT_TAGS, Tag, canonical
+from tranlog.value_ends import pass_value
 
 
 def read(log: Log | LogReader, start: int = 0, **given: Any) -> list[pa.RecordBatch]:

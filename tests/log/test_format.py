@@ -153,11 +153,24 @@ def test_tables_that_were_left_out_read_as_none() -> None:
 
 
 def test_unknown_extension_items_are_skipped() -> None:
-    """data-model.md: unknown types are skipped; 2 is reserved."""
+    """data-model.md: unknown types are skipped, wherever they stand."""
     known = encode_tables((("s", "t"),))
-    header = parse_record(by_hand(b"\x02\x00\x03abc" + known + b"\xc8\x00\x00"), 0, 0)
+    for extension in (b"\xc9\x00\x03abc" + known + b"\xc8\x00\x00", known + b"\xc9\x00\x03abc\xff\x00\x01\x00"):
+        header = parse_record(by_hand(extension), 0, 0)
+        assert isinstance(header, RecordHeader)
+        assert (header.tables, header.write_set) == ((("s", "t"),), b"")
+
+
+def test_the_write_set_stands_behind_the_tables() -> None:
+    known = encode_tables((("s", "t"),))
+    raw = by_hand(known + b"\x02\x00\x03abc" + b"\xff\x00\x02\x00\x00")
+    assert event(tables=(("s", "t"),), write_set=b"abc", padding=5) == raw
+    header = parse_record(raw, 0, 0)
     assert isinstance(header, RecordHeader)
-    assert header.tables == (("s", "t"),)
+    assert (header.tables, header.write_set) == ((("s", "t"),), b"abc")
+    for tables in ((), None):
+        header = parse_record(event(tables=tables, write_set=b"x"), 0, 0)
+        assert isinstance(header, RecordHeader) and (header.tables, header.write_set) == (tables, b"x")
 
 
 def test_rotate_and_sync_read_back() -> None:
@@ -281,7 +294,14 @@ def test_contradicting_lengths_are_impossible_though_signed(at: int, value: int)
 
 
 def test_broken_extensions_are_impossible() -> None:
-    for extension in (b"\x01", b"\x01\x00", b"\x01\x00\x05\x00", b"\x01\x00\x05\x00\x01a\x00\x01", b"\x09\x00\x07abc"):
+    for extension in (
+        b"\x01",
+        b"\x01\x00",
+        b"\x01\x00\x05\x00",
+        b"\x01\x00\x05\x00\x01a\x00\x01",
+        b"\x09\x00\x07abc",
+        b"\x02\x00\x04abc",
+    ):
         assert isinstance(parse_record(by_hand(extension), 0, 0), Impossible), extension
 
 
@@ -355,6 +375,7 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
     tables=st.none() | st.lists(st.tuples(texts, texts), max_size=5).map(tuple),
     payload=st.binary(max_size=100),
     checksum=st.booleans(),
+    write_set=st.binary(max_size=50),
 )
 def test_any_event_reads_back(**fields: Any) -> None:
     """Round trip, and the fast path agrees with the careful one."""
@@ -362,7 +383,7 @@ def test_any_event_reads_back(**fields: Any) -> None:
     raw = head + fields["payload"] + trailer
     header = parse_record(raw, 0, 5)
     assert isinstance(header, RecordHeader)
-    for name in ("seqno", "fragno", "last_frag", "epoch", "source_id", "event_id", "shard_id", "tstamp", "tables"):
+    for name in fields.keys() - {"payload", "checksum"}:
         assert getattr(header, name) == fields[name], name
     assert raw[len(raw) - 5 - header.data_length : -5] == fields["payload"]
     assert parse_event(raw, 0, 5) == header
@@ -382,6 +403,7 @@ def test_any_event_reads_back(**fields: Any) -> None:
         ({"event_id": "x" * (1 << 20)}, "ids and tables take"),
         ({"tstamp": -1}, "commit time -1"),
         ({"tables": (("s", "t" * 65_533),)}, "65533 bytes"),
+        ({"write_set": bytes(65_536)}, "write set has 65536 bytes"),
         ({"tables": tuple(("schema", f"table{n:06}") for n in range(4_000))}, "list of tables"),
     ],
 )

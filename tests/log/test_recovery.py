@@ -25,7 +25,7 @@ from tranlog.log.rules.recovery import (
 
 
 def header(seqno: int) -> RecordHeader:
-    return RecordHeader(Seqno(seqno), 0, True, Epoch(2), "db", "e", "s", 1, (), 60, 0, False, lsn(2, 100), 1, 0)
+    return RecordHeader(Seqno(seqno), 0, True, Epoch(2), "db", "e", "s", 1, (), 60, 0, False, b"", lsn(2, 100), 1, 0)
 
 
 def glance(number: int, prev_seqno: int | None, **changed: Any) -> SegmentGlance:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from mutants.queue_rules import QUEUES
 from mutants.replication_rules import REPLICATION
 from mutants.rewriting import Edit, Mutant
+from mutants.write_set_rules import TOUCHES, WRITE_SETS
 
 _PAUSE_S = "float(__import__('os').environ.get('TRANLOG_MUTANT_PAUSE', '0.02'))"
 _PAUSE = f"__import__('time').sleep({_PAUSE_S})"
@@ -230,6 +231,8 @@ MUTANTS = {
         ACKNOWLEDGED_BEFORE_SYNC,
         *REPLICATION,
         *QUEUES,
+        *WRITE_SETS,
+        *TOUCHES,
     )
 }
 """By the name that `TRANLOG_MUTANT` takes."""

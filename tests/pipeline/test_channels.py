@@ -101,6 +101,7 @@ def header(recorded: str, *tables: tuple[str, str], whole: bool = True) -> Trans
         record_length=0,
         data_length=0,
         spilled=False,
+        write_set=b"",
     )
 
 

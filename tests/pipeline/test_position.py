@@ -32,6 +32,7 @@ HEADER = TransactionHeader(
     record_length=0,
     data_length=0,
     spilled=False,
+    write_set=b"",
 )
 
 

@@ -45,6 +45,7 @@ def header_of(
         record_length=0,
         data_length=0,
         spilled=False,
+        write_set=b"",
     )
 
 

@@ -18,6 +18,7 @@ from tranlog.log.upkeep.native_purge import PurgeEnd, PurgeFront, PurgeRefused, 
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service.thl import thl
+from tranlog.source.packer import pack
 from tranlog.types import CharsetBytes, Instant, LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC
@@ -291,3 +292,27 @@ def test_purge_while_somebody_writes(log_dir: Path, capsys: pytest.CaptureFixtur
     with Log.open(log_dir, source_id="till"):
         code, _, err = run(log_dir, "purge -high 30 -y", capsys)
     assert (code == 4 and "is open for writing" in err) or "lock" in err
+
+
+def test_headers_show_what_was_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/format.md, "Write sets"; a transaction of several fragments tells it with the last one."""
+    path = tmp_path / "log"
+    with Log.open(path, source_id="till") as log:
+        for number, count in ((1, 1), (2, 3)):
+            changes = [RowChange(NOTE, Op.INSERT, None, (at, None, b"x" * 500_000, "a")) for at in range(count)]
+            fragments = pack(changes, source_id="till", event_id=f"e:{number}", tstamp=AT)
+            assert len(fragments) == number
+            for one in fragments:
+                log.append(one)
+        log.append(fragment(3, RowChange(NOTE, Op.INSERT, None, ROW)))
+        log.commit()
+    _, out, _ = run(path, "list -headers", capsys)
+    assert [line.split("\t")[7] for line in out.splitlines()] == [
+        "",
+        "writes ROWS changes=1 KEY=1 ROW=0 REFERENCE=0 shop.note:INSERT:1",
+        "",
+        "writes ROWS changes=3 KEY=3 ROW=0 REFERENCE=0 shop.note:INSERT:1",
+        "",
+    ]
+    _, out, _ = run(path, "list -headers -json -seqno 1", capsys)
+    assert json.loads(out)[0]["comments"].startswith("writes ROWS changes=1")

@@ -33,6 +33,7 @@ from tranlog.tungsten.reading import text as tungsten_text
 from tranlog.tungsten.reading.dump import dump_event
 from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
 from tranlog.tungsten.records.event import JavaObject
+from tranlog.write_set import write_set_text
 
 FOLLOW_LONGEST_S: Final = 0.2
 """How long to wait before the wish to stop is looked at."""
@@ -250,10 +251,10 @@ def _record_lines(
 ) -> Iterator[str]:
     match form:
         case ShownForm.HEADERS:
-            yield header_line(header, style.zone)
+            yield header_line(header, style.zone, write_set_text(header.write_set, header.tables or ()))
             return
         case ShownForm.HEADERS_JSON:
-            yield header_json(header, style.zone, h)
+            yield header_json(header, style.zone, h, write_set_text(header.write_set, header.tables or ()))
             return
     assert payload is not None
     match form:

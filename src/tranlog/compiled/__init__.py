@@ -26,6 +26,8 @@ MODULES = (
     "tranlog.varint",
     "tranlog.table_map",
     "tranlog.payload",
+    "tranlog.value_ends",
+    "tranlog.row_touches",
     "tranlog.log.records.format",
     "tranlog.log.records.columns",
     "tranlog.log.records.running_hash",
@@ -39,6 +41,8 @@ SOURCES = (
     "varint.py",
     "table_map.py",
     "payload.py",
+    "value_ends.py",
+    "row_touches.py",
     "log/records/format.py",
     "log/records/columns.py",
     "log/records/running_hash.py",
@@ -53,6 +57,7 @@ SOURCES = (
     "log/records/record.py",
     "shard.py",
     "types.py",
+    "write_set.py",
 )
 """What the digest covers, below the package's folder."""
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import get_args
 
-from tranlog.change import Change, Fragment, Op, Options, RowChange, Statement, TableMap
-from tranlog.payload import PayloadBuilder
+from tranlog.change import HEARTBEAT, Change, Fragment, Op, Options, RowChange, Statement, TableMap
+from tranlog.payload import PayloadBuilder, encode_row
+from tranlog.row_touches import RowTouches
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
 from tranlog.types import VALUE_TYPES, Unchanged, Value
 
@@ -23,18 +24,29 @@ TABLE_LIST_BYTES = 60_000
 class TransactionPacker:
     """Packs one transaction at a time. Not for threads.
 
-    Shape: `add*` returns a fragment when one is full, else None; `finish` returns the last one.
+    Shape: `add*` returns a fragment when one is full, else None; `finish` returns the last one, with the write set
+    that `touches` has collected.
     """
 
-    def __init__(self, *, source_id: str, rule: ShardRule, fragment_bytes: int = FRAGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        source_id: str,
+        rule: ShardRule,
+        fragment_bytes: int = FRAGMENT_BYTES,
+        touches: RowTouches | None = None,
+    ) -> None:
         self._source_id = source_id
         self._limit = fragment_bytes
         self._builder = PayloadBuilder()
+        self._touches = touches
         self.begin(rule)
 
     def begin(self, rule: ShardRule) -> None:
         """Start a transaction, dropping what an unfinished one had collected. `rule` serves until the next one."""
         self._builder.drop()
+        if self._touches is not None:
+            self._touches.begin()
         self._tally = ShardTally(rule)
         self._emitted = 0
         self._unchecked: tuple[str, ...] = ()
@@ -54,16 +66,23 @@ class TransactionPacker:
         Raises what `PayloadBuilder.add` raises, and then has taken nothing.
         """
         self._builder.add(change)
+        touches = self._touches
         if isinstance(change, Statement):
             self._tally.make_serial()
+            if touches is not None:
+                touches.statement()
         else:
             self._tally.touch(change.table.schema, change.table.table)
+            if touches is not None:
+                touches.rows(change.table, change.op, (encode_row((*(change.before or ()), *(change.after or ()))),))
         return self._cut(event_id, tstamp)
 
     def add_encoded(self, table: TableMap, op: Op, images: bytes, *, event_id: str, tstamp: int) -> Fragment | None:
         """Add a row change whose images are already `payload.encode_row` bytes."""
         self._builder.add_encoded(table, op, images)
         self._tally.touch(table.schema, table.table)
+        if self._touches is not None:
+            self._touches.rows(table, op, (images,))
         return self._cut(event_id, tstamp)
 
     def add_encoded_rows(
@@ -89,6 +108,8 @@ class TransactionPacker:
         at, end = 0, len(rows)
         if end:
             self._tally.touch(table.schema, table.table)
+            if self._touches is not None:
+                self._touches.rows(table, op, rows)
         while at < end:
             at = builder.add_encoded_rows(table, op, rows, start=at, limit=limit)
             if builder.size >= limit:
@@ -118,6 +139,9 @@ class TransactionPacker:
         """Return the last fragment, which speaks for the whole transaction: its shard, its tables, its event id."""
         tables = self._tally.tables
         listed = _list_bytes(tables) <= TABLE_LIST_BYTES
+        write_set = b""
+        if self._touches is not None and listed and not any(name == HEARTBEAT for name, _ in metadata):
+            write_set = self._touches.take(tables)  # all channels meet in front of a heartbeat
         fragment = Fragment(
             source_id=self._source_id,
             event_id=event_id,
@@ -125,6 +149,7 @@ class TransactionPacker:
             tstamp=tstamp,
             tables=tables if listed else None,
             payload=self._builder.take(metadata=metadata, options=(*self._options(), *options)),
+            write_set=write_set,
         )
         self._emitted += 1
         return fragment
@@ -150,7 +175,7 @@ def pack(
     """
     if not event_id:
         raise ValueError("event_id is empty: it is the source's own position of the transaction")
-    packer = TransactionPacker(source_id=source_id, rule=rule)
+    packer = TransactionPacker(source_id=source_id, rule=rule, touches=RowTouches())
     full = []
     for change in changes:
         if isinstance(change, RowChange):

@@ -536,6 +536,7 @@ def read_fragments(file: DiskFile, number: int, offset: int, count: int) -> Iter
                 tables=outcome.tables,
                 payload=reader.payload(outcome),
                 last=False,
+                write_set=outcome.write_set,
             )
             fragno += 1
         elif not isinstance(outcome, SyncRecord):

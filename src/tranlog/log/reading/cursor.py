@@ -271,6 +271,7 @@ def _record_bytes(record: StoredRecord) -> bytes:
         shard_id=header.shard_id,
         tstamp=header.tstamp,
         tables=header.tables,
+        write_set=header.write_set,
         payload=record.payload,
         checksum=True,
     )

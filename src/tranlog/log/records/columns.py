@@ -34,10 +34,11 @@ from tranlog.log.records.format import (
     RecordHeader,
     encode_tables,
     parse_tables,
+    tables_end,
 )
-from tranlog.payload import FIRST_UNKNOWN_TAG, OP_STATEMENT, PACKED_VERSION, decode, decode_table_map
+from tranlog.payload import OP_STATEMENT, PACKED_VERSION, decode, decode_table_map
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.types import Tag
+from tranlog.value_ends import pass_value
 
 FIELDS: Final = 6
 """Pieces that a record is cut into: its start with the source_id, event_id, shard_id (each with its NUL), tstamp and
@@ -49,10 +50,6 @@ _LAST_FRAG: Final = 19
 """Where last_frag stands in an event record."""
 _IMAGES: Final = (None, range(1), range(1), range(2))
 _VERDICTS_MAX: Final = 10_000
-_FIXED: Final[dict[int, int]] = {Tag.F32: 4, Tag.F64: 8, Tag.INFINITE_DATE: 1, Tag.UUID: 16}
-_NUMBERS: Final = frozenset((Tag.I64, Tag.U64, Tag.DATE, Tag.TIME, Tag.DATETIME, Tag.INSTANT))
-_SIZED: Final = frozenset((Tag.DECIMAL, Tag.TEXT, Tag.BYTES, Tag.ZERO_DATE, Tag.ENUM, Tag.JSON))
-_SIZED_TWICE: Final = frozenset((Tag.CHARSET_BYTES, Tag.OTHER))
 _STATEMENT_KEY: Final = 0x0A
 _METADATA_KEY: Final = 0x12
 """The first byte of the envelope's fields 1 and 2."""
@@ -177,13 +174,14 @@ def scan_block(
             if fourth + 12 > payload or payload + 5 > behind:
                 break
             if not everything:
-                key = raw[third:fourth] + raw[fourth + 8 : payload - 4]
+                listed = raw[fourth + 8 : min(tables_end(raw, fourth + 8, payload - 4), payload - 4)]
+                key = raw[third:fourth] + listed
                 verdict = verdicts.get(key)
                 if verdict is None:
                     if len(verdicts) >= _VERDICTS_MAX:
                         verdicts.clear()
-                    tables = parse_tables(raw[fourth + 8 : payload - 4])
-                    verdict = verdicts[key] = selection.wants(raw[third : fourth - 1].decode(), tables)
+                    wanted = selection.wants(raw[third : fourth - 1].decode(), parse_tables(listed))
+                    verdict = verdicts[key] = wanted
                 if not verdict:
                     at = behind
                     seqno += 1
@@ -489,34 +487,6 @@ def pass_field(raw: bytes, at: int) -> int:
             return at + 4
         case wire:
             raise ValueError(f"wire type {wire}")
-
-
-def pass_value(raw: bytes, at: int) -> int:
-    """Return where the value at `at` ends. Raises ValueError, IndexError."""
-    tag = raw[at]
-    at += 1
-    if tag < Tag.I64:
-        return at
-    fixed = _FIXED.get(tag)
-    if fixed is not None:
-        return at + fixed
-    if tag in _NUMBERS:
-        return read_varint(raw, at)[1]
-    if tag == Tag.BIT:
-        width, at = read_varint(raw, at)
-        return at + (width + 7) // 8
-    if tag == Tag.SET:
-        pieces, at = read_varint(raw, at)
-    elif tag in _SIZED or tag >= FIRST_UNKNOWN_TAG:
-        pieces = 1
-    elif tag in _SIZED_TWICE:
-        pieces = 2
-    else:
-        raise ValueError(f"value tag {tag} at offset {at - 1}; a newer release may have written it")
-    for _ in range(pieces):
-        size, at = read_varint(raw, at)
-        at += size
-    return at
 
 
 def survey_payload(raw: bytes, at: int, end: int) -> tuple[int, int, int]:

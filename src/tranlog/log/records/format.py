@@ -57,11 +57,11 @@ CRC_32_ALONE: Final = 2
 TABLE_ITEM: Final = 1
 """Header extension: one table touched."""
 WRITE_SET_ITEM: Final = 2
-"""Header extension: reserved for write-set hashes; readers skip it."""
+"""Header extension: what the transaction touched, see `write_set`."""
 TABLES_OMITTED_ITEM: Final = 3
+"""Header extension: too many tables to list."""
 PADDING_ITEM: Final = 255
 """Means nothing: it brings a record to the length that was reserved for it."""
-"""Header extension: too many tables to list."""
 
 # The fields of each record in order, with their sizes; 0 stands for a variable size.
 HEADER_FIELDS: Final = (("magic_number", 4), ("major_version", 2), ("minor_version", 2), ("prev_seqno", 8))
@@ -244,6 +244,12 @@ def encode_tables(tables: tuple[TableName, ...] | None) -> bytes:
     return listed
 
 
+def _write_set_item(write_set: bytes) -> bytes:
+    if len(write_set) > 65_535:
+        raise ValueError(f"its write set has {len(write_set)} bytes")
+    return EXTENSION_ITEM.pack(WRITE_SET_ITEM, len(write_set)) + write_set
+
+
 def _text(name: str, text: str) -> bytes:
     raw = text.encode("utf-8")
     if 0 in raw:  # asked for as bytes it costs an error that nobody sees
@@ -270,6 +276,7 @@ def encode_event(
     checksum: bool,
     padding: int = 0,
     spilled: bool = False,
+    write_set: bytes = b"",
 ) -> tuple[bytes, bytes]:
     """Return what stands before and what stands after the payload in an event record.
 
@@ -280,6 +287,8 @@ def encode_event(
     try:
         source, event, shard = _text("source_id", source_id), _text("event_id", event_id), _text("shard_id", shard_id)
         extension = encode_tables(tables) if tables != () else b""
+        if write_set:
+            extension += _write_set_item(write_set)
         if padding:
             extension += EXTENSION_ITEM.pack(PADDING_ITEM, padding - EXTENSION_ITEM.size)
             extension += bytes(padding - EXTENSION_ITEM.size)
@@ -393,6 +402,8 @@ class EventWriter:
         except ValueError as exc:  # UnicodeEncodeError is one
             raise RecordLimitError(event_id=event_id, why=str(exc)) from exc
         source, shard, extension = self._source, self._shard, self._extension
+        if fragment.write_set:
+            extension = extension + _write_set_item(fragment.write_set)
         size = len(payload)
         length = EVENT_OVERHEAD + HEADER_LENGTH_MIN + len(source) + len(event) + len(shard) + len(extension) + size
         if length > most:
@@ -442,6 +453,33 @@ def parse_tables(raw: bytes) -> tuple[TableName, ...] | None:
     return None if omitted else tuple(tables)
 
 
+def tables_end(raw: bytes, at: i64, end: i64) -> int:
+    """Return where in a header extension, from `at` to `end`, the items of tables end, which stand first."""
+    while at < end and (raw[at] == TABLE_ITEM or raw[at] == TABLES_OMITTED_ITEM):
+        at += 3 + (raw[at + 1] << 8 | raw[at + 2])
+    return at
+
+
+def _parse_extension(raw: bytes, at: i64, end: i64) -> tuple[tuple[TableName, ...] | None, bytes]:
+    """Read a header extension: tables and write set. Raises ValueError, IndexError, struct.error."""
+    behind: i64 = tables_end(raw, at, end)
+    if behind >= end:
+        return parse_tables(raw[at:end]), b""
+    write_set = b""
+    place: i64 = behind
+    while place < end:
+        kind: i64 = raw[place]
+        start: i64 = place + 3
+        place = start + (raw[place + 1] << 8 | raw[place + 2])
+        if kind == WRITE_SET_ITEM:
+            write_set = raw[start:place]
+        elif kind in (TABLE_ITEM, TABLES_OMITTED_ITEM):
+            return parse_tables(raw[at:end]), b""  # in an order that no release of ours writes
+    if place > end:
+        raise ValueError("a header extension item runs over the header's end")
+    return parse_tables(raw[at:behind]) if behind > at else (), write_set
+
+
 def parse_event(raw: bytes, at: i64, lsn: int, trailer: bytes | None = None) -> RecordHeader | None:
     """Read the header of the event record at `raw[at]`, or None for whatever is not one that lies wholly in `raw`.
 
@@ -475,7 +513,10 @@ def parse_event(raw: bytes, at: i64, lsn: int, trailer: bytes | None = None) -> 
         data_length: i64 = length - 18 - header_length
         if tstamp < 0 or data_length != EVENT_DATA_LENGTH.unpack_from(raw, end)[0]:
             return None
-        tables = () if end == fourth + 8 else parse_tables(raw[fourth + 8 : end])
+        tables: tuple[TableName, ...] | None = ()
+        write_set = b""
+        if end != fourth + 8:
+            tables, write_set = _parse_extension(raw, fourth + 8, end)
         crc: i64
         if trailer is None:
             crc = read_i64_be(raw, at + length - 8)
@@ -494,6 +535,7 @@ def parse_event(raw: bytes, at: i64, lsn: int, trailer: bytes | None = None) -> 
             length,
             data_length,
             kind != EVENT_TYPE,
+            write_set,
             lsn,  # type: ignore[arg-type]
             crc >> 32 & 0xFF,
             crc & _U32,
@@ -621,7 +663,7 @@ def _fits(raw: bytes, at: i64, behind: i64) -> bool:
         return False
     raw[at + 28 : tstamp_at].decode("utf-8")
     if tstamp_at + 8 < end:
-        parse_tables(raw[tstamp_at + 8 : end])
+        _parse_extension(raw, tstamp_at + 8, end)
     return True
 
 

@@ -52,6 +52,7 @@ def record_of(
         shard_id=fragment.shard_id,
         tstamp=fragment.tstamp,
         tables=fragment.tables,
+        write_set=fragment.write_set,
         payload=fragment.payload,
         checksum=checksum,
         padding=padding,

@@ -12,6 +12,7 @@ from typing import Final
 from tranlog.change import NOOP, Fragment, Op, Options, Statement
 from tranlog.charsets import statement_text
 from tranlog.ddl import touched
+from tranlog.row_touches import RowTouches
 from tranlog.source.mariadb.alike import AlikeColumns
 from tranlog.source.mariadb.captured import CapturedTables, TableLayout
 from tranlog.source.mariadb.connection import MariadbSourceOptions
@@ -49,7 +50,10 @@ class FragmentMaker:
         self._captured = captured
         self._alike = alike
         self._packer = TransactionPacker(
-            source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
+            source_id=options.source_id,
+            rule=options.shard_rule,
+            fragment_bytes=options.fragment_bytes,
+            touches=RowTouches(),
         )
 
     def empty(self, position: BinlogPosition, tstamp: int) -> Fragment:

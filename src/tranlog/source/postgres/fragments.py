@@ -16,6 +16,7 @@ import msgspec
 
 from tranlog.change import HEARTBEAT, NOOP, Fragment, Op, Statement, TableMap
 from tranlog.errors import UnsupportedEventError
+from tranlog.row_touches import RowTouches
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.postgres.catalog import quoted_table
 from tranlog.source.postgres.connection import PostgresSourceOptions
@@ -53,7 +54,10 @@ class PostgresFragmentMaker:
         self._options = options
         self._relations = relations
         self._packer = TransactionPacker(
-            source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
+            source_id=options.source_id,
+            rule=options.shard_rule,
+            fragment_bytes=options.fragment_bytes,
+            touches=RowTouches(distinct_nulls=False),
         )
 
     def empty(self, event_id: str, *, tstamp: int) -> Fragment:

@@ -37,6 +37,7 @@ from tranlog.errors import (
     SourceSetupError,
     SourceUnavailableError,
 )
+from tranlog.row_touches import RowTouches
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import Snapshot
@@ -115,6 +116,11 @@ class SqliteSourceOptions:
             raise ConfigError(option="shard_map", value=None, why='the rule "map" needs it, and no other rule has it')
 
 
+def _packer(source_id: str, rule: ShardRule) -> TransactionPacker:
+    """Return what packs the rows of the outbox: each is a fragment, since writers have cut them."""
+    return TransactionPacker(source_id=source_id, rule=rule, fragment_bytes=sys.maxsize, touches=RowTouches())
+
+
 class SqliteSource:
     """Follows a captured SQLite database. Implements `source.source.Source`.
 
@@ -141,8 +147,7 @@ class SqliteSource:
         self._pages: OutboxPages | None = None
         self._groups: dict[TableName, str] = {}  # as of the piece that is read: the rule `table` goes by them
         self._rule = ShardRule(kind=options.shard_rule, groups=self._groups, mapping=options.shard_map)
-        # A row of the outbox is a fragment; writers have cut them.
-        self._packer = TransactionPacker(source_id=options.source_id, rule=self._rule, fragment_bytes=sys.maxsize)
+        self._packer = _packer(options.source_id, self._rule)
 
     def check(self) -> None:
         """Look whether there is a database, and change nothing. Raises SourceSetupError."""

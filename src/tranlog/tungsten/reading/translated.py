@@ -392,4 +392,5 @@ def _header(
         record_length=0 if piece is None else piece.record.length,
         data_length=len(fragment.payload),
         spilled=False,
+        write_set=b"",
     )

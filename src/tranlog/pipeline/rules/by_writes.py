@@ -1,0 +1,308 @@
+"""Which channel applies a transaction by what it writes, for whom it waits, and from where that is computed.
+
+Owns the assignment by write sets (`Assignment`), the plan that it begins from (`WritesPlan`), and the rules by which a
+channel walks through the log then (`WritesWalk`). The hard idea: who waits for whom depends on all transactions since
+some point, and on what the target looked like there. So that point is serial, what was found there is stored at the
+target with its position, and every channel computes the same from the same headers and the same row: again after a
+restart, whatever the target looks like by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from tranlog.change import TableName
+from tranlog.errors import ConfigError
+from tranlog.ids import Seqno
+from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
+from tranlog.write_set import ANYTHING, TOUCHES_MAX, Use, WriteKind, WriteSet
+
+NOBODY: Final = -2
+"""The owner of a transaction without changes: every channel passes over it."""
+
+RULE_VERSION: Final = 1
+"""Of the assignment. Another result for the same headers is another version."""
+
+
+# --- the plan --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTable:
+    """A table at the target. `keys`: ids of the keys that it holds rows to.
+
+    `why`: for what reason transactions that do something of `serial_on` to it run alone, empty for none.
+    """
+
+    table: TableName
+    keys: tuple[int, ...] = ()
+    why: str = ""
+    serial_on: int = int(ANYTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritesBounds:
+    """The constants of the assignment; a plan has those that it was made with."""
+
+    every: int = 16_384
+    """A plan begins anew at each multiple of this seqno,"""
+    entries: int = 1_000_000
+    """and after so many entries of the tables of hashes."""
+    lead: int = 2_000
+    """By how many row changes a channel may be ahead of the least loaded and still get what depends on it."""
+    serial_in: int = 200
+    """Where more than one transaction in so many was serial, the next stretch runs on channel 0 alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritesPlan:
+    """What the assignment of the transactions after `from_seqno`, a plan point, is computed from, beside their headers.
+
+    `alone`: they all run on channel 0. `counted` and `serial`: transactions not judged yet for that, and those among
+    them that were serial. `missed`: tables of which a write set has not told everything. `filters`: a hash of the
+    pipeline's filters; headers do not show what those make of a transaction.
+    """
+
+    from_seqno: Seqno
+    channels: int
+    tables: tuple[PlannedTable, ...] = ()
+    missed: tuple[TableName, ...] = ()
+    filters: str = ""
+    alone: bool = False
+    counted: int = 0
+    serial: int = 0
+    bounds: WritesBounds = WritesBounds()
+    version: int = RULE_VERSION
+
+    def text(self) -> str:
+        """Return the plan as `tranlog_plan.plan` stores it."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> WritesPlan:
+        """Read what `text` wrote. Raises ConfigError for what another release wrote, or none."""
+        try:
+            plan = msgspec.json.decode(text, type=cls)
+            why = "" if plan.version == RULE_VERSION else f"version {plan.version}; this release knows {RULE_VERSION}"
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            why = str(exc)
+        if why:
+            why = f"the target's tranlog_plan row is not of this release: {why}. Set the pipeline's position anew"
+            raise ConfigError(option="plan", value=text, why=why)
+        return plan
+
+
+def in_force(plans: Iterable[WritesPlan], position: Seqno) -> WritesPlan | None:
+    """Return the plan for what comes after a position; None: there is none yet. Older ones are not needed there."""
+    begun = (plan for plan in plans if plan.from_seqno <= position)
+    return max(begun, key=lambda plan: plan.from_seqno, default=None)
+
+
+# --- the assignment --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """Who applies a transaction: a channel, SERIAL or NOBODY; after which others.
+
+    `waits`: the transactions, channel and seqno, that must be in the target before. `point`: another plan begins after
+    it. `why`: what makes it serial, or would on more channels than one.
+    """
+
+    owner: int
+    waits: tuple[tuple[int, Seqno], ...] = ()
+    point: bool = False
+    why: str = ""
+
+
+_NOBODY: Final = Assigned(owner=NOBODY)
+_SERIAL_KINDS: Final = {
+    WriteKind.STATEMENT: "a statement",
+    WriteKind.STEP: "a step of a load",
+    WriteKind.MANY: f"more than {TOUCHES_MAX} values of keys",
+}
+
+
+class Assignment:
+    """The assignment of the transactions after a plan point, asked for one after the other. Threads: one.
+
+    After a plan point it is another's turn, which begins from the plan made there. `plan` None: there is none yet, so
+    the next transaction is a plan point.
+    """
+
+    def __init__(self, plan: WritesPlan | None) -> None:
+        self.plan = plan
+        self._tables = {} if plan is None else {one.table: one for one in plan.tables}
+        self._loads = [0] * (0 if plan is None else plan.channels)
+        self._counted = 0 if plan is None else plan.counted
+        self._serial = 0 if plan is None else plan.serial
+        self._entries = 0
+        # By hash the last transaction with that use: its seqno and channel. A KEY hides all others before it.
+        self._keys: dict[int, tuple[Seqno, int]] = {}
+        self._rows: dict[int, tuple[Seqno, int]] = {}
+        # By hash and channel, since one REFERENCE does not wait for another.
+        self._references: dict[int, dict[int, Seqno]] = {}
+
+    def assign(self, seqno: Seqno, writes: WriteSet | None) -> Assigned:
+        """Return who applies the next transaction; `writes` None: its header does not tell what it wrote."""
+        plan = self.plan
+        if plan is None:
+            return Assigned(owner=SERIAL, point=True, why="there is no plan yet")
+        why = self._serial_for(plan, writes)
+        nothing = writes is not None and not why and not writes.changes
+        if not nothing:
+            self._counted += 1
+            self._serial += why != ""
+        unseen = writes is None or writes.kind is WriteKind.STATEMENT  # it may have changed the target's tables
+        point = seqno % plan.bounds.every == 0 or self._entries >= plan.bounds.entries or (unseen and not plan.alone)
+        if point:
+            return Assigned(owner=SERIAL, point=True, why=why or "a plan begins")
+        if nothing:
+            return _NOBODY
+        if plan.alone:
+            return Assigned(owner=0, why=why)
+        if why:
+            return Assigned(owner=SERIAL, why=why)
+        assert writes is not None
+        earlier = self._earlier(writes.touches)
+        channel = self._channel_for(plan, earlier)
+        self._note(seqno, channel, writes)
+        last: dict[int, Seqno] = {}
+        for its_seqno, its_channel in earlier:
+            if its_channel != channel:
+                last[its_channel] = max(its_seqno, last.get(its_channel, its_seqno))
+        return Assigned(owner=channel, waits=tuple(sorted(last.items())))
+
+    def _serial_for(self, plan: WritesPlan, writes: WriteSet | None) -> str:
+        """Say why a transaction must run alone; empty: it need not."""
+        if writes is None:
+            return "its header has no write set"
+        if writes.kind is not WriteKind.ROWS:
+            return _SERIAL_KINDS[writes.kind]
+        for written in writes.tables:
+            name = ".".join(written.table)
+            table = self._tables.get(written.table)
+            if table is None:
+                return f"{name}: not in the plan"
+            if not written.keys:
+                return f"{name}: without a key"
+            if written.table in plan.missed:
+                return f"{name}: a dependency was missed"
+            if table.why and written.operations & table.serial_on:
+                return f"{name}: {table.why}"
+            if not written.keys.issuperset(table.keys):
+                return f"{name}: a key of the target that the source does not tell"
+        return ""
+
+    def _earlier(self, touches: Iterable[tuple[Use, int]]) -> set[tuple[Seqno, int]]:
+        """Return the transactions, seqno and channel, that must come before one with these touches."""
+        found: set[tuple[Seqno, int] | None] = set()
+        for use, value in touches:
+            found.add(self._keys.get(value))
+            if use is not Use.REFERENCE:
+                found.add(self._rows.get(value))
+            if use is Use.KEY:
+                found.update((seqno, channel) for channel, seqno in self._references.get(value, {}).items())
+        return {one for one in found if one is not None}
+
+    def _channel_for(self, plan: WritesPlan, earlier: set[tuple[Seqno, int]]) -> int:
+        """Return the channel with most of what comes before; the least loaded where that is too far ahead, or none."""
+        loads = self._loads
+        least = loads.index(min(loads))
+        if not earlier:
+            return least
+        counts = [0] * plan.channels
+        for _, channel in earlier:
+            counts[channel] += 1
+        most = max(range(plan.channels), key=lambda channel: (counts[channel], -loads[channel], -channel))
+        return least if loads[most] - loads[least] > plan.bounds.lead else most
+
+    def _note(self, seqno: Seqno, channel: int, writes: WriteSet) -> None:
+        self._loads[channel] += writes.changes
+        self._entries += len(writes.touches)
+        for use, value in writes.touches:
+            if use is Use.KEY:
+                self._keys[value] = (seqno, channel)
+                self._rows.pop(value, None)
+                self._references.pop(value, None)
+            elif use is Use.ROW:
+                self._rows[value] = (seqno, channel)
+            else:
+                self._references.setdefault(value, {})[channel] = seqno
+
+    def next_plan(self, point: Seqno, today: WritesPlan, missed: Iterable[TableName] = ()) -> WritesPlan:
+        """Return the plan for what comes after `point`, the plan point just assigned.
+
+        `today` has the pipeline's channels and constants and the target's tables as they are now, `missed` the tables
+        found since the last plan of which a write set has not told everything.
+        """
+        before = self.plan
+        alone = before is not None and before.alone
+        counted, serial = self._counted, self._serial
+        if counted >= today.bounds.serial_in:
+            alone = serial * today.bounds.serial_in > counted
+            counted = serial = 0
+        all_missed = {*missed, *(() if before is None else before.missed)}
+        return replace(
+            today, from_seqno=point, alone=alone, counted=counted, serial=serial, missed=tuple(sorted(all_missed))
+        )
+
+
+def resume(
+    plan: WritesPlan | None, position: Seqno, writes_of: Callable[[Seqno], WriteSet | None]
+) -> tuple[Assignment, bool]:
+    """Return the assignment as it is after `position`, and whether the transaction there is serial.
+
+    `plan` is the one in force there; the headers since it are read again by `writes_of`.
+    """
+    assignment = Assignment(plan)
+    if plan is None:
+        return assignment, False
+    serial = True  # a plan point is
+    for seqno in range(plan.from_seqno + 1, position + 1):
+        serial = assignment.assign(Seqno(seqno), writes_of(Seqno(seqno))).owner == SERIAL
+    return assignment, serial
+
+
+# --- the walk --------------------------------------------------------------------------------------------
+
+
+class WritesWalk(Walk):
+    """One channel's way through the log by write sets: `Walk`, with waits for single transactions of others."""
+
+    def step(self, seqno: Seqno, assigned: Assigned, tstamp: int = 0) -> Verdict:
+        """Return what to do at the next transaction, as `at` does; after Skip and Take call `pass_by`."""
+        verdict = self.at(seqno, assigned.owner, tstamp)
+        if isinstance(verdict, Skip):
+            # Whoever waits for what is taken here sees the same header, and would wait for the group's end.
+            if any(channel == self.channel and self.published < one for channel, one in assigned.waits):
+                return Publish(seqno=self.passed)
+        elif isinstance(verdict, Take):
+            for channel, one in assigned.waits:
+                if self._applied.get(channel, -2) < one:
+                    return Publish(seqno=self.passed) if self.owes else Await(channels=(channel,), seqno=one)
+        return verdict
+
+    def pass_by(self, seqno: Seqno, assigned: Assigned) -> Publish | None:
+        """Note that the transaction was skipped or taken, as `step` said; return what to do before the next one.
+
+        That is at a plan point, where channel 0 stores the next plan with this position; others then read it.
+        """
+        self.move_on(seqno, assigned.owner)
+        return Publish(seqno=seqno) if assigned.point and self.channel == 0 else None
+
+    def doubt(self, seqno: Seqno, assigned: Assigned) -> Await | None:
+        """Return what to wait for before a conflict at this transaction, which was tried alone, is believed.
+
+        A write set may not have told everything: then the conflict is gone once all others have applied everything
+        before it. None: they had when it was tried, so the conflict is real. Ends with the others' sync interval, since
+        nothing else has them publish there.
+        """
+        if assigned.owner == SERIAL or assigned.why:
+            return None  # nobody else applied anything
+        behind = tuple(other for other in self._others if self._applied.get(other, -2) < seqno - 1)
+        return Await(channels=behind, seqno=Seqno(seqno - 1)) if behind else None

@@ -1,0 +1,314 @@
+"""Which values of which keys the rows of a transaction touch: how a write set comes about.
+
+Owns what counts as touched, and how a value becomes a hash. The hard idea: what is equal in the database must be equal
+here, or a dependency is missed; what is equal here only makes others wait. So whole numbers are hashed by value,
+binary content and UUIDs as they are, and a value whose equality depends on what is not known here, as a text's on its
+collation, adds nothing. Of an update that leaves its table's main key as it is, that key tells: another key of the same
+row is touched only where it changes. Compiled, see `tranlog.compiled`.
+
+Source: docs/format.md, "Write sets".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Context, Decimal
+from typing import Final
+
+from librt.strings import read_f64_be
+from mypy_extensions import i64
+
+from tranlog.change import Op, TableMap, TableName
+from tranlog.checksum import crc32
+from tranlog.payload import encode_int
+from tranlog.value_ends import pass_value
+from tranlog.varint import read_sized, read_varint
+from tranlog.write_set import TOUCHES_MAX, WriteKind, encode_write_set, key_id, reference_id
+
+_INSERT: Final = 1
+_UPDATE: Final = 2
+_DELETE: Final = 4
+_REKEY: Final = 8
+_KEY: Final = 1
+_ROW: Final = 2
+_ROWS: Final = int(WriteKind.ROWS)
+_STATEMENT: Final = int(WriteKind.STATEMENT)
+_MANY: Final = int(WriteKind.MANY)
+_EXACT_FLOAT: Final = 2.0**53
+_TABLES_KEPT: Final = 4_096
+_CONTEXT: Final = Context(prec=100)  # a caller's own would make another hash of it
+
+
+class TouchedKey:
+    """A unique key, or a reference: columns by place, what its hashes begin with, and its id."""
+
+    __slots__ = ("columns", "first", "id", "seed", "span")
+
+    def __init__(self, columns: list[int], seed: int, number: int) -> None:
+        self.columns = columns
+        self.first = columns[0]
+        # How many columns, where they stand beside each other in the order in which they are hashed; else 0.
+        self.span = len(columns) if columns == list(range(columns[0], columns[0] + len(columns))) else 0
+        self.seed = seed
+        self.id = number
+
+
+class TouchedTable:
+    """The keys of a table map. `main` tells its rows apart, None where nothing does.
+
+    `width` counts its columns, `reach` those up to the last one of a key.
+    """
+
+    __slots__ = ("ids", "main", "name", "reach", "references", "unique", "width")
+
+    def __init__(self, table: TableMap) -> None:
+        self.name: TableName = (table.schema, table.table)
+        self.width = len(table.columns)
+        self.unique: list[TouchedKey] = []
+        self.references: list[TouchedKey] = []
+        self.main: TouchedKey | None = None
+        names = [column.name for column in table.columns]
+        keys = [table.primary_key, *table.unique_keys] if table.primary_key else list(table.unique_keys)
+        for places in filter(None, keys):
+            ordered = sorted(places, key=lambda at: names[at].lower())
+            number = key_id(self.name, [names[at] for at in ordered])
+            key = TouchedKey(ordered, number, number)
+            nullable = places is not table.primary_key and any([table.columns[at].nullable for at in places])
+            if self.main is None and not nullable:
+                self.main = key
+            else:
+                self.unique.append(key)
+        for foreign in table.foreign_keys:
+            if not 0 < len(foreign.columns) == len(foreign.ref_columns):
+                continue  # SQLite lets a table refer to one that is not there
+            pairs = sorted(zip(foreign.ref_columns, foreign.columns, strict=True), key=lambda pair: pair[0].lower())
+            to = (foreign.ref_schema, foreign.ref_table)
+            own = [names[at] for at in foreign.columns]
+            seed = key_id(to, [name for name, _ in pairs])
+            number = reference_id(self.name, own, to, foreign.ref_columns)
+            self.references.append(TouchedKey([at for _, at in pairs], seed, number))
+        every = [*self.unique, *self.references, *([] if self.main is None else [self.main])]
+        self.ids: frozenset[int] = frozenset([key.id for key in every])
+        self.reach = 1 + max([at for key in every for at in key.columns], default=-1)
+
+
+class RowTouches:
+    """Collects what one transaction touches. `distinct_nulls`: a unique key holds any number of NULLs. Threads: one."""
+
+    def __init__(self, distinct_nulls: bool = True) -> None:
+        self._distinct_nulls = distinct_nulls
+        self._known: dict[TableMap, TouchedTable] = {}
+        self._kind = _ROWS
+        self._changes = 0
+        self._tables: dict[TableName, tuple[int, frozenset[int]]] = {}
+        self._values: dict[int, int] = {}
+        self._references: dict[int, None] = {}
+        self._lost: set[int] = set()
+
+    def begin(self) -> None:
+        """Start a transaction, dropping what was collected."""
+        self._kind = _ROWS
+        self._changes = 0
+        self._tables.clear()
+        self._values.clear()
+        self._references.clear()
+
+    def statement(self) -> None:
+        """Note a statement: nothing can be told of what it touches."""
+        self._kind = _STATEMENT
+
+    def rows(self, table: TableMap, op: Op, images: Sequence[bytes]) -> None:
+        """Note row changes, given as `payload.encode_row` bytes: of an update the row before and, behind it, after."""
+        self._changes += len(images)
+        if self._kind != _ROWS:
+            return
+        known = self._known.get(table)
+        if known is None:
+            if len(self._known) >= _TABLES_KEPT:
+                self._known.clear()
+            known = self._known[table] = TouchedTable(table)
+        self._lost.clear()
+        done = _UPDATE if op is Op.UPDATE else _INSERT if op is Op.INSERT else _DELETE
+        main = known.main
+        if main is not None:
+            if done == _UPDATE:
+                for image in images:
+                    done |= self._update(known, main, image)
+            else:
+                for image in images:
+                    self._whole(known, main, image, 0)
+            if len(self._values) + len(self._references) > TOUCHES_MAX:
+                self._kind = _MANY
+                return
+        ids = known.ids
+        if main is None or self._lost:
+            ids = frozenset() if main is None or main.id in self._lost else ids - self._lost
+        earlier = self._tables.get(known.name)
+        if earlier is not None:
+            done |= earlier[0]
+            ids &= earlier[1]
+        self._tables[known.name] = (done, ids)
+
+    def _whole(self, known: TouchedTable, main: TouchedKey, image: bytes, start: i64) -> None:
+        """Note a row that comes or goes, whose values begin at `start`."""
+        values = self._values
+        value = self._hash(main, image, start, False)
+        if value >= 0:
+            values[value] = _KEY
+        for key in known.unique:
+            value = self._hash(key, image, start, self._distinct_nulls)
+            if value >= 0:
+                values[value] = _KEY
+        for key in known.references:
+            value = self._hash(key, image, start, True)
+            if value >= 0:
+                self._references[value] = None
+
+    def _update(self, known: TouchedTable, main: TouchedKey, image: bytes) -> int:
+        """Note an updated row; return what bits of `Operations` it adds."""
+        reach: i64 = _end(image, 0, known.reach)
+        middle: i64 = _end(image, reach, known.width - known.reach)
+        done = 0
+        if image.startswith(image[:reach], middle):  # no key changes
+            value = self._hash(main, image, 0, False)
+            if value >= 0 and value not in self._values:
+                self._values[value] = _ROW
+            return done
+        before, after = _places(image, 0, known.reach), _places(image, middle, known.reach)
+        if _same(main, image, before, after):
+            value = self._hash(main, image, 0, False)
+            if value >= 0 and value not in self._values:
+                self._values[value] = _ROW
+        else:
+            done = _REKEY
+            for start in (0, middle):
+                value = self._hash(main, image, start, False)
+                if value >= 0:
+                    self._values[value] = _KEY
+        for key in known.unique:
+            if not _same(key, image, before, after):
+                done = _REKEY
+                for start in (0, middle):
+                    value = self._hash(key, image, start, self._distinct_nulls)
+                    if value >= 0:
+                        self._values[value] = _KEY
+        for key in known.references:
+            if not _same(key, image, before, after):
+                for start in (0, middle):
+                    value = self._hash(key, image, start, True)
+                    if value >= 0:
+                        self._references[value] = None
+        return done
+
+    def _hash(self, key: TouchedKey, image: bytes, start: i64, null_is_none: bool) -> int:
+        """Return the hash of a key's values; -1 for none: NULL, where that is none, or a value that was not sent."""
+        span: i64 = key.span
+        if span:
+            begin: i64 = _end(image, start, key.first)
+            end: i64 = begin
+            while span:
+                kind: i64 = image[end]
+                if kind != 4 and kind != 10 and kind != 22:
+                    break
+                end = _end(image, end, 1)
+                span -= 1
+            if not span:
+                return crc32(image[begin:end], key.seed)
+        found = key.seed
+        for column in key.columns:
+            at: i64 = _end(image, start, column)
+            tag: i64 = image[at]
+            if tag == 4 or tag == 10 or tag == 22:  # equal where their bytes are
+                found = crc32(image[at : _end(image, at, 1)], found)
+            elif tag == 0:
+                if null_is_none:
+                    return -1
+                if self._distinct_nulls:  # in the main key, which then tells no rows apart
+                    self._lost.add(key.id)
+                    return -1
+                found = crc32(b"\0", found)
+            elif tag == 1:
+                self._lost.add(key.id)
+                return -1
+            else:
+                found = crc32(_hashed(image, at), found)
+        return found
+
+    def take(self, tables: Sequence[TableName]) -> bytes:
+        """Return the write set's bytes, given the header's tables."""
+        if self._kind != _ROWS:
+            return encode_write_set(self._kind, self._changes, (), ())
+        came_or_gone: list[int] = []
+        kept: list[int] = []
+        for value, use in self._values.items():
+            if use == _KEY:
+                came_or_gone.append(value)
+            else:
+                kept.append(value)
+        return encode_write_set(
+            _ROWS,
+            self._changes,
+            [self._tables[name] for name in tables],
+            (came_or_gone, kept, list(self._references)),
+        )
+
+
+def _end(image: bytes, at: i64, count: i64) -> i64:
+    """Return where the first values of a row end, `count` of them, which begin at `at`."""
+    while count:
+        tag: i64 = image[at]
+        if tag == 4 or tag == 14:
+            at += 1
+            while image[at] >= 0x80:
+                at += 1
+            at += 1
+        elif (tag == 9 or tag == 10 or tag == 8) and image[at + 1] < 0x80:
+            at += 2 + image[at + 1]
+        elif tag < 4:
+            at += 1
+        elif tag == 7:
+            at += 9
+        else:
+            at = pass_value(image, at)
+        count -= 1
+    return at
+
+
+def _places(image: bytes, at: i64, count: int) -> list[int]:
+    """Return where each of the first values of a row begins, and where the last of them ends."""
+    places: list[int] = []
+    for _ in range(count):
+        places.append(at)
+        at = _end(image, at, 1)
+    places.append(at)
+    return places
+
+
+def _same(key: TouchedKey, image: bytes, before: list[int], after: list[int]) -> bool:
+    """Whether an update leaves a key as it is: the same bytes, or nothing sent."""
+    for column in key.columns:
+        new: i64 = after[column]
+        if image[new] != 1 and image[before[column] : before[column + 1]] != image[new : after[column + 1]]:
+            return False
+    return True
+
+
+def _hashed(image: bytes, at: int) -> bytes:
+    """Return what of a value is hashed, where its bytes alone do not tell; nothing where its equality is not known."""
+    tag = image[at]
+    if tag == 2 or tag == 3:
+        return encode_int(tag - 2)
+    if tag == 5:
+        number = read_varint(image, at + 1)[0]
+        return encode_int(number)
+    if tag == 7:
+        real = read_f64_be(image, at + 1)
+        return encode_int(int(real)) if -_EXACT_FLOAT <= real <= _EXACT_FLOAT and real == int(real) else b""
+    if tag == 8:
+        exact = Decimal(read_sized(image, at + 1)[0].decode())
+        if not exact.is_finite():
+            return b""
+        if -(1 << 63) <= exact < 1 << 64 and exact == exact.to_integral_value(context=_CONTEXT):
+            return encode_int(int(exact))
+        return str(exact.normalize(_CONTEXT)).encode()
+    return b""

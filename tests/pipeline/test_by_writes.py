@@ -1,0 +1,332 @@
+"""docs/decisions/0032: who applies a transaction by what it writes, whom it waits for, and from where that is computed.
+
+That the rules together keep order and end is explored by `mutants/writes_model`: over all small logs, and over those
+that seeds draw.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_effort import few_of
+from mutants.rewriting import Mutant
+from mutants.rounds import run_rounds
+from mutants.write_set_rules import WRITE_SETS
+from mutants.writes_model import Broken, Lying, Model, draw, drawn, drawn_lie, logs, write_set
+from tranlog.errors import ConfigError
+from tranlog.ids import Seqno
+from tranlog.pipeline.rules.by_writes import (
+    NOBODY,
+    Assigned,
+    Assignment,
+    PlannedTable,
+    WritesBounds,
+    WritesPlan,
+    WritesWalk,
+    in_force,
+    resume,
+)
+from tranlog.pipeline.rules.channels import SERIAL
+from tranlog.write_set import ANYTHING, Operations, Use, WriteKind, WriteSet, WrittenTable
+
+ORDERS = ("shop", "orders")
+STOCK = ("shop", "stock")
+
+
+def plan(channels: int = 3, **given: Any) -> WritesPlan:
+    tables = tuple(PlannedTable(table=table, keys=(1, 2)) for table in (ORDERS, STOCK))
+    return WritesPlan(**{"from_seqno": Seqno(0), "channels": channels, "tables": tables, **given})
+
+
+def writes(*touches: tuple[Use, int], changes: int = 1, **given: Any) -> WriteSet:
+    tables = (WrittenTable(table=ORDERS, keys=frozenset({1, 2, 3}), operations=Operations.UPDATE),)
+    return WriteSet(**{"changes": changes, "tables": tables, "touches": touches, **given})
+
+
+def assign_all(assignment: Assignment, *log: WriteSet | None) -> list[Assigned]:
+    return [assignment.assign(Seqno(seqno), one) for seqno, one in enumerate(log, 1)]
+
+
+# --- who, after whom ---
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [(first, second, "K" in first + second or (first, second) == ("U", "U")) for first in "KUR" for second in "KUR"],
+)
+def test_what_two_uses_of_a_value_mean(first: str, second: str, waits: bool) -> None:
+    """Two references, and a reference and an update that keeps the key, do not wait for each other."""
+    first_one, second_one = write_set(first), write_set(second)
+    assert first_one is not None and second_one is not None
+    tables = (PlannedTable(table=("s", "0"), keys=(1,)), PlannedTable(table=("s", "1"), keys=(1,)))
+    assignment = Assignment(plan(2, tables=tables, bounds=WritesBounds(lead=-1)))
+    _, other = assign_all(assignment, first_one, second_one)
+    assert other == Assigned(owner=1, waits=((0, Seqno(1)),) if waits else ())
+
+
+def test_a_key_that_goes_waits_for_the_last_reference_on_each_channel() -> None:
+    assignment = Assignment(plan(bounds=WritesBounds(lead=0)))
+    references = [writes((Use.REFERENCE, 7)) for _ in range(5)]
+    *_, last = assign_all(assignment, *references, writes((Use.KEY, 7)))
+    assert last == Assigned(owner=2, waits=((0, Seqno(4)), (1, Seqno(5))))
+
+
+def test_a_transaction_goes_where_most_of_what_it_waits_for_is() -> None:
+    assignment = Assignment(plan(2))
+    # By load: 1 on channel 0, 2 and 3 on channel 1, since 1 has many changes.
+    log = [writes((Use.KEY, 1), changes=10), writes((Use.KEY, 2)), writes((Use.KEY, 3))]
+    assert [one.owner for one in assign_all(assignment, *log)] == [0, 1, 1]
+    both = writes((Use.KEY, 1), (Use.ROW, 2), (Use.ROW, 3))
+    assert assignment.assign(Seqno(4), both) == Assigned(owner=1, waits=((0, Seqno(1)),))
+
+
+def test_a_channel_that_is_too_far_ahead_gets_no_more() -> None:
+    assignment = Assignment(plan(2, bounds=WritesBounds(lead=10)))
+    log = [writes((Use.ROW, 1), changes=changes) for changes in (10, 1, 1, 1)]
+    found = assign_all(assignment, *log)
+    assert [one.owner for one in found] == [0, 0, 1, 1]
+    assert [one.waits for one in found] == [(), (), ((0, Seqno(2)),), ()], "nobody waits for his own channel"
+
+
+def test_without_what_to_wait_for_the_least_loaded_has_it() -> None:
+    """Ties go to the lowest channel; what runs alone is no load."""
+    log = [writes((Use.KEY, one), changes=changes) for one, changes in enumerate((1, 3, 2, 1, 1))]
+    step = WriteSet(changes=1_000, kind=WriteKind.STEP)
+    assert [one.owner for one in assign_all(Assignment(plan()), *log[:3], step, *log[3:])] == [0, 1, 2, SERIAL, 0, 0]
+
+
+def test_a_transaction_without_changes_is_nobodys() -> None:
+    assert Assignment(plan()).assign(Seqno(1), WriteSet(changes=0)) == Assigned(owner=NOBODY)
+
+
+# --- what is serial ---
+
+ODD = PlannedTable(table=ORDERS, keys=(1, 9))
+TRIGGER = PlannedTable(table=ORDERS, keys=(1,), why="trigger note_all")
+CASCADE = PlannedTable(table=ORDERS, why="ON DELETE CASCADE", serial_on=int(Operations.DELETE | Operations.REKEY))
+
+
+@pytest.mark.parametrize(
+    ("given", "one", "why"),
+    [
+        ({}, None, "its header has no write set"),
+        ({}, WriteSet(changes=0, kind=WriteKind.STATEMENT), "a statement"),
+        ({}, WriteSet(changes=5, kind=WriteKind.STEP), "a step of a load"),
+        ({}, WriteSet(changes=5, kind=WriteKind.MANY), "more than 2000 values of keys"),
+        ({"tables": ()}, writes(), "shop.orders: not in the plan"),
+        (
+            {},
+            writes(tables=(WrittenTable(table=STOCK, keys=frozenset(), operations=Operations.INSERT),)),
+            "shop.stock: without a key",
+        ),
+        ({"missed": (ORDERS,)}, writes(), "shop.orders: a dependency was missed"),
+        ({"tables": (ODD,)}, writes(), "shop.orders: a key of the target that the source does not tell"),
+        ({"tables": (TRIGGER,)}, writes(), "shop.orders: trigger note_all"),
+        ({"tables": (CASCADE,)}, writes(), ""),
+        (
+            {"tables": (CASCADE,)},
+            writes(tables=(WrittenTable(table=ORDERS, keys=frozenset({1}), operations=ANYTHING),)),
+            "shop.orders: ON DELETE CASCADE",
+        ),
+    ],
+)
+def test_what_makes_a_transaction_serial_is_named(given: dict[str, Any], one: WriteSet | None, why: str) -> None:
+    assigned = Assignment(plan(**given)).assign(Seqno(1), one)
+    assert assigned.why == why and (assigned.owner == SERIAL) == (why != "")
+    # Where all run on channel 0 it is told all the same, and no section is opened.
+    assert Assignment(plan(**given, alone=True)).assign(Seqno(1), one) == Assigned(owner=0, why=why)
+
+
+# --- plan points ---
+
+
+def test_a_plan_begins_at_a_multiple_of_a_seqno_and_after_so_many_entries() -> None:
+    assert [one.point for one in assign_all(Assignment(plan(bounds=WritesBounds(every=3))), *[writes()] * 3)] == [
+        False,
+        False,
+        True,
+    ]
+    two = writes((Use.KEY, 1), (Use.ROW, 2))
+    found = assign_all(Assignment(plan(bounds=WritesBounds(entries=4))), two, two, two)
+    assert found[2] == Assigned(owner=SERIAL, point=True, why="a plan begins")
+    assert not found[1].point
+
+
+def test_a_plan_begins_where_the_targets_tables_may_change() -> None:
+    for one in (None, WriteSet(changes=0, kind=WriteKind.STATEMENT)):
+        assert Assignment(plan()).assign(Seqno(1), one).point
+        assert not Assignment(plan(alone=True)).assign(Seqno(1), one).point, "nobody else applies anything"
+    assert not Assignment(plan()).assign(Seqno(1), WriteSet(changes=1, kind=WriteKind.STEP)).point
+
+
+def test_a_pipeline_without_a_plan_makes_one_at_its_next_transaction() -> None:
+    assignment, run = resume(None, Seqno(4), lambda _: writes())
+    assert not run
+    assert assignment.assign(Seqno(5), writes()) == Assigned(owner=SERIAL, point=True, why="there is no plan yet")
+    made = assignment.next_plan(Seqno(5), plan(4), [STOCK])
+    assert made == plan(4, from_seqno=Seqno(5), missed=(STOCK,))
+
+
+def stretch(given: WritesPlan, *log: WriteSet | None) -> WritesPlan:
+    assignment = Assignment(given)
+    assign_all(assignment, *log)
+    return assignment.next_plan(Seqno(len(log)), plan(bounds=given.bounds))
+
+
+def test_after_a_stretch_with_many_serial_ones_channel_0_runs_alone_and_after_one_with_few_all_do() -> None:
+    step, row = WriteSet(changes=1, kind=WriteKind.STEP), writes((Use.KEY, 1))
+    tenth = plan(bounds=WritesBounds(serial_in=10))
+    assert not stretch(tenth, step, *[row] * 9).alone
+    alone = stretch(tenth, step, step, *[row] * 18)
+    assert not alone.alone, "two in twenty are one in ten"
+    alone = stretch(tenth, step, step, *[row] * 17)
+    assert alone.alone
+    assert stretch(alone, step, step, *[row] * 17).alone
+    assert not stretch(alone, step, *[row] * 19).alone
+
+
+def test_a_stretch_too_short_to_be_judged_counts_for_the_next_one() -> None:
+    """Statements may follow each other closely: each ends a stretch."""
+    statement, row = WriteSet(changes=0, kind=WriteKind.STATEMENT), writes((Use.KEY, 1))
+    once = stretch(plan(bounds=WritesBounds(serial_in=10)), *[row] * 4, statement)
+    assert (once.alone, once.counted, once.serial) == (False, 5, 1)
+    twice = stretch(once, *[row] * 4, statement)
+    assert (twice.alone, twice.counted, twice.serial) == (True, 0, 0)
+    assert stretch(twice, row).alone, "as long as nothing else is known"
+
+
+def test_a_table_whose_dependency_was_missed_stays_serial() -> None:
+    assignment = Assignment(plan(missed=(STOCK,)))
+    assert assignment.next_plan(Seqno(0), plan(), [ORDERS]).missed == (ORDERS, STOCK)
+
+
+def test_the_plan_in_force_is_the_last_one_begun() -> None:
+    plans = [plan(from_seqno=Seqno(at)) for at in (10, 30, 20)]
+    found = [in_force(plans, Seqno(at)) for at in (9, 10, 19, 20, 40)]
+    assert [None if one is None else one.from_seqno for one in found] == [None, 10, 10, 20, 30]
+    assert in_force([], Seqno(1)) is None
+
+
+def test_a_plan_is_stored_as_text() -> None:
+    made = plan(tables=(ODD, TRIGGER, CASCADE), missed=(STOCK,), alone=True, filters="abc", counted=3, serial=1)
+    assert WritesPlan.parse(made.text()) == made
+    later = made.text().replace('"version":1', '"version":2')
+    assert later != made.text()
+    with pytest.raises(ConfigError, match=r"version 2; this release knows 1.*position anew"):
+        WritesPlan.parse(later)
+    for text in ("", "{}", "[1]", made.text()[:-1]):
+        with pytest.raises(ConfigError, match="not of this release"):
+            WritesPlan.parse(text)
+
+
+def test_a_restart_assigns_as_whoever_went_on() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        log = [None, *map(write_set, draw(chance, 12, 3))]
+        tables = tuple(PlannedTable(table=("s", str(key)), keys=(1,)) for key in range(3))
+        given = plan(tables=tables, bounds=WritesBounds(lead=3))
+        going_on = Assignment(given)
+        for position in range(len(log) - 1):
+            again, _ = resume(given, Seqno(position), log.__getitem__)
+            assigned = going_on.assign(Seqno(position + 1), log[position + 1])
+            assert again.assign(Seqno(position + 1), log[position + 1]) == assigned, (seed, position)
+            if assigned.point:
+                break
+            assert resume(given, Seqno(position + 1), log.__getitem__)[1] == (assigned.owner == SERIAL)
+        assert resume(given, Seqno(0), log.__getitem__)[1], "a plan point is serial"
+
+
+# --- the model ---
+
+
+@pytest.mark.parametrize(
+    ("channels", "given", "share"),
+    few_of(
+        [
+            (2, {}, 1),
+            (2, {"every": 2, "changing": True}, 10),
+            (2, {"planned": False, "every": 3}, 20),
+            (2, {"tokens": False}, 40),
+            (3, {}, 80),
+            (3, {"every": 2, "changing": True}, 120),
+        ],
+        3,
+    ),
+)
+def test_the_rules_hold(channels: int, given: dict[str, Any], share: int, effort: Any) -> None:
+    """All logs of 3 transactions over 2 keys, each key none, K, U or R, or the whole serial; else one in `share`."""
+    share = effort(300 * channels**2, share, 1)
+    states = 0
+    for log in itertools.islice(logs(3, 2), 7, None, share):
+        model = Model(log, channels, **given)
+        try:
+            model.explore()
+        except Broken as exc:
+            raise Broken(f"log {log} on {channels} channels, {given}: {exc}") from exc
+        states += model.states
+    assert states > 100
+
+
+def test_the_rules_hold_on_longer_logs(effort: Any) -> None:
+    """Of 4 and 5 transactions over 3 keys, in `make unit` of 3."""
+    lengths = effort((3,), (4, 5), (4, 5))
+    for seed in range(effort(3, 8, 3_000)):
+        model = drawn(seed, lengths=lengths)
+        try:
+            model.explore()
+        except Broken as exc:
+            raise Broken(f"seed {seed}, log {model.log}: {exc}") from exc
+
+
+def test_every_log_is_among_them() -> None:
+    assert len(list(logs(2, 1))) == 5**2
+    found = list(logs(2, 2))
+    assert (("KU", "-R") in found) != (("UK", "R-") in found), "they differ in the names of the keys"
+
+
+def test_what_a_header_did_not_tell_is_found_and_ends_right_or_not_at_all(effort: Any) -> None:
+    for seed in range(effort(5, 30, 5_000)):
+        drawn_lie(seed).explore()
+
+
+def test_a_conflict_that_others_were_missing_for_passes_and_one_that_came_too_late_ends() -> None:
+    """The second transaction says nothing of the key that the first one touches."""
+    early = Lying(("K-", "U-"), ("K-", "-U"), 2)
+    early.explore()
+    assert early.missed and not early.believed
+    late = Lying(("R-", "K-"), ("R-", "-K"), 2)
+    late.explore()
+    assert late.believed
+
+
+def test_a_conflict_of_a_serial_transaction_is_believed_at_once() -> None:
+    walk = WritesWalk(channel=0, channels=3, position=Seqno(4), run=False)
+    assert walk.doubt(Seqno(5), Assigned(owner=SERIAL)) is None
+    wait = walk.doubt(Seqno(5), Assigned(owner=0))
+    assert wait is not None and (wait.channels, wait.seqno) == ((1, 2), 4)
+    walk.learn({1: Seqno(4), 2: Seqno(9)})
+    assert walk.doubt(Seqno(5), Assigned(owner=0)) is None
+
+
+# --- each rule is needed ---
+
+FIRST, ROUNDS = 28, 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mutant", "what"), [pytest.param(one, what, id=one.name) for one, what in WRITE_SETS.items()])
+def test_without_a_rule_the_model_finds_what_breaks(mutant: Mutant, what: str, tmp_path: Path) -> None:
+    found = run_rounds("writes_rounds", mutant, tmp_path, rounds=ROUNDS, first=FIRST)
+    assert found.caught_in is not None, f"{mutant.what}: not seen in {ROUNDS} rounds"
+    assert found.what.startswith(tuple(what.split("|"))), found
+
+
+@pytest.mark.long
+def test_with_all_of_them_it_finds_nothing_in_the_same_rounds(tmp_path: Path) -> None:
+    found = run_rounds("writes_rounds", None, tmp_path, rounds=ROUNDS, first=FIRST)
+    assert found.caught_in is None, found

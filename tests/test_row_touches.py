@@ -1,0 +1,272 @@
+"""docs/format.md, "Write sets": what of rows counts as touched, and that what is equal in a database is equal here."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mutants import touches_rounds
+from mutants.rewriting import Mutant
+from mutants.rounds import run_rounds
+from mutants.write_set_rules import TOUCHES
+from tranlog.change import Column, ForeignKey, Op, TableMap
+from tranlog.payload import encode_row
+from tranlog.row_touches import RowTouches
+from tranlog.types import F32, UNCHANGED, Datetime, LogicalType, Value
+from tranlog.write_set import (
+    TOUCHES_MAX,
+    Operations,
+    Use,
+    WriteKind,
+    WriteSet,
+    encode_write_set,
+    key_id,
+    parse_write_set,
+    reference_id,
+    write_set_text,
+)
+
+
+def column(name: str, *, nullable: bool = True) -> Column:
+    return Column(name=name, source_type="bigint", logical=LogicalType.INTEGER, nullable=nullable)
+
+
+PARENT = TableMap(
+    schema="shop",
+    table="parent",
+    columns=(column("id"), column("code"), column("note")),
+    primary_key=(0,),
+    unique_keys=((1,),),
+)
+CHILD = TableMap(
+    schema="shop",
+    table="child",
+    columns=(column("note"), column("id"), column("of")),
+    primary_key=(1,),
+    foreign_keys=(ForeignKey(columns=(2,), ref_schema="shop", ref_table="parent", ref_columns=("id",)),),
+)
+Row = tuple[Value, ...]
+Changed = tuple[TableMap, Row | None, Row | None]
+
+
+def touch(*changes: Changed, distinct_nulls: bool = True) -> WriteSet:
+    touches = RowTouches(distinct_nulls)
+    touches.begin()
+    for table, before, after in changes:
+        op = Op.INSERT if before is None else Op.DELETE if after is None else Op.UPDATE
+        touches.rows(table, op, [encode_row(before or ()) + encode_row(after or ())])
+    tables = tuple(dict.fromkeys((table.schema, table.table) for table, _, _ in changes))
+    found = parse_write_set(touches.take(tables), tables)
+    assert found is not None
+    return found
+
+
+def uses(found: WriteSet) -> list[Use]:
+    return [use for use, _ in found.touches]
+
+
+def values(found: WriteSet, use: Use) -> set[int]:
+    return {value for one, value in found.touches if one is use}
+
+
+def test_a_row_that_comes_or_goes_touches_its_keys_and_what_it_refers_to() -> None:
+    parent = touch((PARENT, None, (1, 10, 5)))
+    assert uses(parent) == [Use.KEY, Use.KEY] and parent.changes == 1
+    assert parent == touch((PARENT, None, (1, 10, 6))), "what is in no key is not told"
+    gone = touch((PARENT, (1, 10, 5), None))
+    assert gone.touches == parent.touches
+    assert (parent.tables[0].operations, gone.tables[0].operations) == (Operations.INSERT, Operations.DELETE)
+    child = touch((CHILD, None, (9, 7, 1)))
+    assert uses(child) == [Use.KEY, Use.REFERENCE]
+    assert values(child, Use.REFERENCE) < values(parent, Use.KEY), "the reference is to the parent's key, by value"
+    assert not values(touch((CHILD, None, (9, 7, 2))), Use.REFERENCE) & values(parent, Use.KEY)
+
+
+def test_an_update_that_leaves_the_keys_touches_the_row() -> None:
+    found = touch((PARENT, (1, 10, 5), (1, 10, 6)))
+    assert uses(found) == [Use.ROW] and found.tables[0].operations == Operations.UPDATE
+    assert values(found, Use.ROW) < values(touch((PARENT, None, (1, 10, 6))), Use.KEY)
+    assert uses(touch((CHILD, (1, 7, 1), (2, 7, 1)))) == [Use.ROW]
+
+
+def test_a_changed_key_or_reference_touches_its_old_and_its_new_value() -> None:
+    """A swap, and a row that follows another into its place, both see it."""
+    moved = touch((PARENT, (1, 10, 5), (2, 10, 5)))
+    old, new = touch((PARENT, None, (1, 11, 0))), touch((PARENT, None, (2, 12, 0)))
+    assert uses(moved) == [Use.KEY, Use.KEY]
+    assert values(moved, Use.KEY) & values(old, Use.KEY) and values(moved, Use.KEY) & values(new, Use.KEY)
+    assert moved.tables[0].operations == Operations.UPDATE | Operations.REKEY
+    code = touch((PARENT, (1, 10, 5), (1, 11, 5)))
+    assert sorted(uses(code)) == [Use.KEY, Use.KEY, Use.ROW] and Operations.REKEY in code.tables[0].operations
+    turned = touch((CHILD, (1, 7, 1), (1, 7, 2)))
+    assert sorted(uses(turned)) == [Use.ROW, Use.REFERENCE, Use.REFERENCE]
+    for one in (1, 2):
+        assert values(turned, Use.REFERENCE) & values(touch((PARENT, None, (one, 0, 0))), Use.KEY)
+
+
+def test_one_value_is_told_once_with_its_strongest_use() -> None:
+    row, other = (1, 10, 5), (1, 10, 6)
+    for changes in (((PARENT, None, row), (PARENT, row, other)), ((PARENT, other, row), (PARENT, row, None))):
+        assert values(touch(*changes), Use.ROW) == set()
+    assert len(touch((PARENT, row, other), (PARENT, other, row)).touches) == 1
+
+
+def test_null_in_a_unique_key_or_a_reference_touches_nothing() -> None:
+    assert len(touch((PARENT, None, (1, None, 5))).touches) == 1
+    assert len(touch((PARENT, None, (1, None, 5)), distinct_nulls=False).touches) == 2
+    assert uses(touch((CHILD, None, (9, 7, None)), distinct_nulls=False)) == [Use.KEY]
+    left = touch((CHILD, (9, 7, 1), (9, 7, None)))
+    assert len(values(left, Use.REFERENCE)) == 1
+
+
+def test_a_table_whose_rows_no_key_tells_apart_has_none() -> None:
+    bare = TableMap(schema="s", table="bare", columns=(column("a"),))
+    loose = TableMap(schema="s", table="loose", columns=(column("a"),), unique_keys=((0,),))
+    tight = TableMap(schema="s", table="tight", columns=(column("a", nullable=False),), unique_keys=((0,),))
+    assert [bool(touch((one, None, (1,))).tables[0].keys) for one in (bare, loose, tight)] == [False, False, True]
+    holds_null = touch((PARENT, None, (None, 1, 1)), (PARENT, None, (1, 1, 1)))
+    assert holds_null.tables[0].keys == frozenset(), "SQLite lets a primary key hold NULL"
+
+
+def test_a_reference_to_nothing_is_not_told() -> None:
+    """SQLite lets a table refer to one that is not there, or that has no such key."""
+    lost = ForeignKey(columns=(2,), ref_schema="shop", ref_table="nowhere", ref_columns=())
+    table = TableMap(schema="shop", table="c", columns=CHILD.columns, primary_key=(1,), foreign_keys=(lost,))
+    found = touch((table, None, (9, 7, 1)))
+    assert uses(found) == [Use.KEY] and found.tables[0].keys == {key_id(("shop", "c"), ["id"])}
+
+
+def test_a_key_whose_old_value_was_not_sent_is_not_told() -> None:
+    """PostgreSQL with the replica identity of the key: all else of the row before is UNCHANGED."""
+    ids = touch((PARENT, None, (1, 10, 5))).tables[0].keys
+    code, key = key_id(("shop", "parent"), ["code"]), key_id(("shop", "parent"), ["id"])
+    assert ids == {code, key}
+    assert touch((PARENT, (1, UNCHANGED, UNCHANGED), None)).tables[0].keys == {key}
+    assert touch((PARENT, (1, UNCHANGED, UNCHANGED), (1, 10, 5))).tables[0].keys == {key}
+    assert touch((PARENT, (1, UNCHANGED, 5), (1, UNCHANGED, 6))).tables[0].keys == {code, key}, "nor changed"
+    assert touch((PARENT, (1, 10, 5), None), (PARENT, (2, UNCHANGED, 5), None)).tables[0].keys == {key}
+
+
+@pytest.mark.parametrize(
+    "equal",
+    [
+        (1, 1.0, Decimal(1), Decimal("1.00"), True, Decimal("0.1E1")),
+        (0, 0.0, -0.0, Decimal("-0"), False),
+        (-5, -5.0, Decimal("-5.0")),
+        (1 << 63, Decimal(1 << 63)),
+        (Decimal("1.10"), Decimal("1.1")),
+        ("Straße", "STRASSE", "strasse ", "a\u0301"),
+        (float("nan"), struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]),
+        (Decimal("NaN"), Decimal("sNaN")),
+    ],
+)
+def test_what_may_be_equal_in_a_database_is_equal_here(equal: Sequence[Value]) -> None:
+    assert len({touch((PARENT, None, (one, 1, 1))).touches for one in equal}) == 1
+
+
+def test_what_is_not_equal_is_told_apart() -> None:
+    """Of whole numbers, of binary content, of UUIDs; of texts and times nothing is hashed."""
+    apart: list[Value] = [
+        *range(-300, 300),
+        1 << 40,
+        Decimal("1.5"),
+        b"",
+        b"\0",
+        b"1",
+        UUID(int=1),
+        UUID(int=2),
+        (1 << 63) + 1,
+    ]
+    assert len({touch((PARENT, None, (one, None, 1))).touches for one in apart}) == len(apart)
+    same: list[Value] = ["a", "b", Datetime(1), Datetime(2), F32(1.5), 1.5, float("inf")]
+    assert len({touch((PARENT, None, (one, None, 1))).touches for one in same}) == 1
+
+
+def test_the_hash_of_a_decimal_does_not_hang_on_the_callers_context() -> None:
+    row = (PARENT, None, (Decimal("123456.789"), 1, 1))
+    found = touch(row)
+    with localcontext() as context:
+        context.prec = 3
+        assert touch(row) == found
+
+
+def test_keys_are_known_by_their_names_in_any_order_and_case() -> None:
+    assert key_id(("S", "t"), ["a", "B"]) == key_id(("s", "T"), ["b", "A"]) != key_id(("s", "t"), ["a"])
+    pair = ForeignKey(columns=(2, 1), ref_schema="S", ref_table="Pair", ref_columns=("y", "X"))
+    child = TableMap(
+        schema="s", table="c", columns=(column("id"), column("a"), column("b")), primary_key=(0,), foreign_keys=(pair,)
+    )
+    parent = TableMap(schema="s", table="pair", columns=(column("x"), column("Y")), primary_key=(1, 0))
+    assert values(touch((child, None, (1, 8, 9))), Use.REFERENCE) == values(touch((parent, None, (8, 9))), Use.KEY)
+    one, other = (
+        reference_id(("s", "c"), ("b", "a"), ("s", "p"), ("y", "x")),
+        reference_id(("s", "c"), ("a", "b"), ("s", "p"), ("x", "y")),
+    )
+    assert one == other != reference_id(("s", "c"), ("a", "b"), ("s", "p"), ("y", "x"))
+
+
+def test_many_values_are_not_told() -> None:
+    rows = [(PARENT, (number, 1, 1), (number, 1, 2)) for number in range(TOUCHES_MAX + 1)]
+    assert touch(*rows[:-1]).kind is WriteKind.ROWS
+    assert touch(*rows) == WriteSet(changes=TOUCHES_MAX + 1, kind=WriteKind.MANY)
+
+
+def test_a_statement_tells_nothing() -> None:
+    touches = RowTouches()
+    touches.begin()
+    touches.rows(PARENT, Op.INSERT, [encode_row((1, 1, 1))])
+    touches.statement()
+    touches.rows(PARENT, Op.INSERT, [encode_row((2, 2, 2))])
+    assert parse_write_set(touches.take(()), ()) == WriteSet(changes=2, kind=WriteKind.STATEMENT)
+    touches.begin()
+    assert parse_write_set(touches.take(()), ()) == WriteSet(changes=0)
+
+
+def test_the_bytes_of_a_write_set() -> None:
+    """docs/format.md has the same example."""
+    item = encode_write_set(WriteKind.ROWS, 300, [(5, frozenset({1, 0xFFFFFFFF}))], ([2], [], [3, 4]))
+    assert item.hex(" ") == "01 ac 02 01 05 02 00 00 00 01 ff ff ff ff 01 00 00 00 02 00 02 00 00 00 03 00 00 00 04"
+    found = parse_write_set(item, [("s", "t")])
+    assert found is not None and found.changes == 300 and found.tables[0].keys == {1, 0xFFFFFFFF}
+    assert found.tables[0].operations == Operations.INSERT | Operations.DELETE
+    assert found.touches == ((Use.KEY, 2), (Use.REFERENCE, 3), (Use.REFERENCE, 4))
+    assert write_set_text(item, [("s", "t")]) == "writes ROWS changes=300 KEY=1 ROW=0 REFERENCE=2 s.t:INSERT|DELETE:2"
+    assert write_set_text(b"", ()) == ""
+    assert write_set_text(b"\x09\x01", ()) == "write set of a later release" and parse_write_set(b"\x09", ()) is None
+    assert write_set_text(item, ()) == "write set damaged"
+    assert encode_write_set(WriteKind.ROWS, 1, [(1, frozenset(range(20_000)))], ((), (), ()))[0] == WriteKind.MANY
+
+
+def test_rubbish_is_no_write_set() -> None:
+    item = encode_write_set(WriteKind.ROWS, 3, [(5, frozenset({1, 2})), (2, frozenset({3}))], ([2, 9], [7], [3, 4]))
+    tables = [("s", "t"), ("s", "u")]
+    chance = random.Random(7)
+    for cut in range(1, len(item)):
+        with pytest.raises(ValueError, match=r"."):
+            parse_write_set(item[:cut], tables)
+    for _ in range(2_000):
+        broken = bytearray(item)
+        broken[chance.randrange(len(item))] = chance.randrange(256)
+        with contextlib.suppress(ValueError):
+            parse_write_set(bytes(broken), tables)
+
+
+def test_where_the_order_of_two_transactions_matters_they_touch_the_same(effort: Any) -> None:
+    """At a real SQLite with foreign keys, done both ways round."""
+    for seed in range(effort(60, 1_000, 50_000)):
+        assert touches_rounds.play(seed) is None, seed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name) for one in TOUCHES])
+def test_without_a_rule_something_is_missed(mutant: Mutant, tmp_path: Path) -> None:
+    found = run_rounds("touches_rounds", mutant, tmp_path, rounds=1_000)
+    assert found.what.startswith("missed"), found
