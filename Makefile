@@ -35,7 +35,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain long test soak kill queue-kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb clean
+.PHONY: help install check unit plain long test soak kill queue-kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -133,6 +133,10 @@ demo: install ## SQLite to log to Spark to SQLite, with another plan and a kill 
 demo-mariadb: install ## MariaDB under sysbench to log to Spark to PostgreSQL, with kill -9 of both ends
 	@$(PACKAGES) java mariadb postgres sysbench
 	$(call verdict,$(BIN)/python examples/mariadb_demo.py)
+
+demo-postgres: install ## PostgreSQL under pgbench to log to Spark to MariaDB, loaded while it is written, all ends killed
+	@$(PACKAGES) java mariadb postgres
+	$(call verdict,$(BIN)/python examples/postgres_demo.py)
 
 clean: ## remove what builds and tests left (not .venv)
 	@rm -rf build dist src/*.egg-info src/tranlog/compiled/*.so $(COMPILED) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -74,3 +74,11 @@ def test_mariadb_with_one_schema(public: Path) -> None:
     told = run("mariadb_demo.py", str(public / "demo"), *arguments)
     assert "source and target are equal" in told
     assert "no transaction was applied twice" in told
+
+
+@pytest.mark.slow
+def test_postgresql_that_was_filled_before_to_mariadb(public: Path) -> None:
+    """Loaded while it is written; the summary compares every row, those of a table without a key too."""
+    told = run("postgres_demo.py", str(public / "demo"), "--schemas=2")
+    assert [f"kill -9 of {whom}" in told for whom in ("the capture", "PostgreSQL", "the pipeline")] == [True] * 3
+    assert "source and target are equal" in told
