@@ -1,0 +1,260 @@
+"""replication/acting/node.py: a group on real sockets elects, replicates, commits, and survives each of its nodes.
+
+docs/replication.md; docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from fix_live_group import differences, events, eventually, live_group, words
+from tranlog.errors import ConfigError, GroupOrderError, LogLockedError, MemberLogError
+from tranlog.ids import Gtid
+from tranlog.log.writing.log import Log
+from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.node import GroupNode, found_group
+from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
+from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Join, Pulse, Records, encode
+from tranlog.testing.servers import free_port
+
+
+def test_a_group_of_one_elects_itself_and_commits(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group, group.client() as client:
+        answer = client.commit(words("one"), w=MAJORITY, wtimeout=60.0, event_id="e1")
+        assert isinstance(answer, Satisfied) and answer.written_to == ("a",) and answer.primary == "a"
+        assert answer.gtid is not None
+        assert client.ask(answer.gtid, w=1) == Satisfied(gtid=answer.gtid, written_to=("a",), primary="a")
+        assert client.wait(at_least=answer.gtid)
+    assert events(tmp_path / "a") == ["e1"]
+
+
+@pytest.mark.long
+def test_three_nodes_hold_what_a_majority_acknowledged(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group, group.client() as client:
+        acknowledged = []
+        for at in range(40):
+            answer = client.commit(words(f"number {at}"), w=MAJORITY, wtimeout=60.0, event_id=f"e{at}")
+            assert isinstance(answer, Satisfied) and len(answer.written_to) >= 2
+            assert answer.gtid is not None
+            acknowledged.append(answer.gtid)
+        assert acknowledged == sorted(acknowledged)
+        assert isinstance(client.commit(words("at all"), w=3, wtimeout=60.0, event_id="all"), Satisfied)
+        group.await_whole()
+        for name in "abc":
+            assert events(tmp_path / name) == [*(f"e{at}" for at in range(40)), "all"]
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "b", tmp_path / "c") == ""
+
+
+@pytest.mark.long
+def test_another_node_takes_over_and_the_old_one_follows_it(tmp_path: Path) -> None:
+    """The client finds the new primary by itself, and repeats nothing."""
+    with live_group(tmp_path) as group, group.client() as client:
+        assert isinstance(client.commit(words("before"), w=MAJORITY, wtimeout=60.0, event_id="before"), Satisfied)
+        former = group.await_primary()
+        group.stop(former)
+        later = group.await_primary()
+        assert later != former
+        answer = client.commit(words("after"), w=MAJORITY, wtimeout=60.0, event_id="after")
+        while not isinstance(answer, Satisfied):  # the first may find the old connection's end
+            answer = client.commit(words("after"), w=MAJORITY, wtimeout=60.0, event_id="after")
+        group.start(former)
+        group.await_whole()
+    for name in "abc":
+        found = events(tmp_path / name)
+        assert found[0] == "before" and set(found[1:]) == {"after"}
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "b", tmp_path / "c") == ""
+
+
+@pytest.mark.long
+def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(tmp_path: Path) -> None:
+    """w = 1 while nobody follows: the write is acknowledged by one node, and is in that one's rollback data."""
+    with live_group(tmp_path) as group:
+        former = group.await_primary()
+        others = [name for name in "abc" if name != former]
+        group.await_whole()
+        for name in others:
+            group.stop(name)
+        with group.client() as client:
+            answer = client.commit(words("alone"), w=1, wtimeout=60.0, event_id="alone")
+            assert answer.written_to == (former,) and answer.gtid is not None
+        group.stop(former)
+        for name in others:
+            group.start(name)
+        group.await_primary()
+        group.start(former)
+        group.await_whole()
+        assert events(tmp_path / former) == []
+        assert list((tmp_path / former / "rollback").iterdir()) != []
+        with group.client() as client:
+            told = client.ask(answer.gtid, w=MAJORITY, wtimeout=60.0)
+            assert type(told).__name__ == "RolledBack"
+
+
+@pytest.mark.long
+def test_a_primary_that_steps_down_loses_nothing(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+
+        async def commits() -> list[str]:
+            done = []
+            async with group.async_client() as client:
+                for at in range(100):
+                    answer = await client.commit(words(f"{at}"), w=MAJORITY, wtimeout=60.0, event_id=f"e{at}")
+                    if isinstance(answer, Satisfied):
+                        done.append(f"e{at}")
+                    await asyncio.sleep(0.005)
+            return done
+
+        former = group.await_primary()
+        working = asyncio.run_coroutine_threadsafe(commits(), group.loop)
+        through = next(name for name in "abc" if name != former)
+        assert group.order(through, "step-down") == {"stepped_down": former}
+        assert group.await_primary() != former
+        done = working.result(120)
+        assert done
+        group.await_whole()
+        for name in "abc":
+            assert set(done) <= set(events(tmp_path / name))
+
+
+@pytest.mark.long
+def test_many_clients_share_a_round(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+
+        async def commits(clients: int, each: int) -> None:
+            async with group.async_client() as client:
+
+                async def one(number: int) -> None:
+                    for at in range(each):
+                        told = await client.commit(words("x"), w=MAJORITY, wtimeout=60.0, event_id=f"{number}-{at}")
+                        assert isinstance(told, Satisfied)
+
+                await asyncio.gather(*[one(number) for number in range(clients)])
+
+        thread = group.nodes[group.await_primary()].thread
+        assert thread is not None
+        before = thread.log.log.status().syncs
+        group.run(commits(64, 20))
+        syncs = thread.log.log.status().syncs - before
+        assert syncs <= 64 * 20 // 4, "of 1280 commits not each has a sync of its own"
+
+
+@pytest.mark.long
+def test_a_transaction_that_spills_reaches_every_log(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group, group.client() as client:
+        big = [one for at in range(9) for one in words(f"{at}" * 500_000)]
+        answer = client.commit(big, w=3, wtimeout=60.0, event_id="big")
+        assert isinstance(answer, Satisfied), answer
+        assert isinstance(client.commit(words("small"), w=3, wtimeout=60.0, event_id="small"), Satisfied)
+        group.await_whole()
+        for name in "abc":
+            assert events(tmp_path / name) == ["big", "small"]
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "a", tmp_path / "c") == ""
+
+
+def garbled(node: NodeId, group: str) -> list[bytes]:
+    """Return what a hostile peer sends: the first of each is what it says for a handshake."""
+    gtid = Gtid(1, 1 << 40)  # type: ignore[arg-type]
+    join = Join(
+        node=node,
+        node_name="x",
+        purpose="vote",
+        versions=(1,),
+        config=ConfigId(),
+        last=NO_GTID,
+        heartbeat_ms=250,
+        group=group,
+    )
+    beat = Heartbeat(
+        epoch=1 << 50,
+        state=1,
+        last=gtid,
+        durable=gtid,
+        committed=gtid,
+        config=ConfigId(1 << 40, 1),
+        pulse=Pulse(1, 1),
+        echo=Pulse(),
+    )
+    records = Records(number=1, after=NO_GTID, last=gtid, committed=gtid, epoch=1 << 50, raw=b"\xff" * 1000)
+    return [
+        b"",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\x00" * 100,
+        b"\xff" * 100_000,
+        struct.pack(">IBBH", 1 << 31, 19, 0, 0),
+        encode(beat),
+        encode(join)[:-3],
+        encode(join) + b"\x80" * 4000,
+        encode(join) + encode(beat),
+        encode(join) + encode(records),
+    ]
+
+
+@pytest.mark.long
+def test_a_hostile_peer_costs_its_own_connection(tmp_path: Path) -> None:
+    """A node that nobody knows says that it is the primary of a far epoch, and worse; commits go on meanwhile."""
+    with live_group(tmp_path) as group, group.client() as client:
+        primary = group.await_primary()
+        epoch = group.nodes[primary].standing.epoch
+        peers = []
+        for raw in garbled(NodeId("stranger"), group.nodes[primary].standing.config.group):
+            for options in group.options.values():
+                peer = socket.create_connection(("127.0.0.1", int(options.listen.rpartition(":")[2])))
+                peers.append(peer)
+                try:
+                    peer.sendall(raw)
+                except OSError:
+                    pass  # it was ended already
+            assert isinstance(client.commit(words("on"), w=3, wtimeout=60.0), Satisfied)
+        assert group.await_primary() == primary and group.nodes[primary].standing.epoch == epoch
+        for peer in peers:
+            peer.close()
+        assert isinstance(client.commit(words("on"), w=3, wtimeout=60.0), Satisfied)
+
+
+@pytest.mark.long
+def test_who_is_in_the_group_is_changed_through_any_node(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+        status = group.run(group.nodes["c"].orders.status())
+        assert [(one.name, one.votes) for one in status.members] == [("a", 1), ("b", 1), ("c", 1)]
+        assert status.primary == "a" and status.group == "shop"
+        assert group.order("c", "remove", name="b") == {"removed": "b"}
+        eventually(lambda: len(group.nodes["c"].standing.config.members) == 2)
+        eventually(lambda: group.nodes["b"].standing.config.member(group.nodes["b"].node) is None)
+        status = group.run(group.nodes["b"].orders.status())
+        assert (status.state, status.name) == ("REMOVED", "b")
+        with pytest.raises((ConfigError, GroupOrderError), match="no node of the group has this name"):
+            group.order("c", "remove", name="b")
+        assert group.order("c", "add", name="b", address=group.options["b"].listen)["added"] == "b"
+        group.await_whole()
+        assert group.order("b", "remove", name="a") == {"removed": "a"}, "a primary steps down first"
+        assert group.await_primary() != "a"
+
+
+@pytest.mark.long
+def test_a_stranger_is_not_admitted(tmp_path: Path) -> None:
+    """A node of another group, one of another name, nobody at all; one whose directory is in use."""
+    (tmp_path / "other").mkdir()
+    with live_group(tmp_path, "ab") as group, live_group(tmp_path / "other", "c") as other:
+        there = other.options["c"].listen
+        for name, address, why in (
+            ("c", there, "the node there is of the group shop"),
+            ("d", f"127.0.0.1:{free_port()}", "no node answers at"),
+            ("c", "nowhere", "must be HOST:PORT"),
+            ("c", group.options["b"].listen, "is called b"),
+        ):
+            with pytest.raises((ConfigError, GroupOrderError), match=why):
+                group.order("b", "add", name=name, address=address)
+        with pytest.raises(LogLockedError):
+            group.run(GroupNode(group.options["a"]).start())
+        with pytest.raises(MemberLogError, match="that of node a of group shop: only the node may write it"):
+            Log.open(group.options["a"].dir, source_id="x")
+        with pytest.raises(LogLockedError):
+            found_group(group.options["a"])
+        group.stop("a")
+        with pytest.raises(ConfigError, match=r"it is of the group [0-9a-f]{32} already"):
+            found_group(group.options["a"])
