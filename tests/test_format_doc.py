@@ -151,8 +151,8 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (ids, log_format, positions, commit_point, directory, cleared, index_table, purge_notes, spill, in_flight)
-    homes = (*homes, rollback)
+    files = (positions, commit_point, directory, cleared, index_table, purge_notes, in_flight, rollback)
+    homes = (ids, log_format, spill, *files)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)

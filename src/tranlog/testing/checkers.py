@@ -7,13 +7,15 @@ Source: docs/conformance.md, "Replication: the invariants of TokuMX".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from tranlog.ids import Gtid
 from tranlog.replication.rules.config import GroupConfig, NodeId
 from tranlog.replication.rules.packets import FATAL, NO_GTID, PRIMARY, READABLE, Ack, PreVote, Vote, Voted
 from tranlog.replication.rules.stored import Stored
-from tranlog.testing.model_log import NOOP, ModelLog, running_hash
+from tranlog.replication.rules.syncup import Saved
+from tranlog.testing.sim_node import Picture, Row, SimNode, read_rows
 
 
 class Violation(AssertionError):
@@ -29,17 +31,19 @@ class Checkers:
         self.durable_vote: dict[NodeId, int] = {}
         self.truth: dict[int, Gtid] = {}
         self.truth_in: dict[int, int] = {}
-        self.hashes: dict[Gtid, int] = {}
+        self.digests: dict[Gtid, int] = {}
         self.acknowledged: dict[int, Gtid] = {}
         self.gone: set[Gtid] = set()
         self._committed: dict[NodeId, Gtid] = {}
         self._epochs: dict[NodeId, int] = {}
 
-    def started(self, node: NodeId, epoch: int) -> None:
+    def started(self, node: NodeId, epoch: int, stored: Stored) -> None:
         """A node begins: what it knew in memory is gone, and may come back."""
         self._committed.pop(node, None)
         if epoch < self.durable_vote.get(node, 0):
             raise Violation(f"23: {node} begins in epoch {epoch} and voted in {self.durable_vote[node]}")
+        if stored.epoch < self.durable_vote.get(node, 0):
+            raise Violation(f"16: {node} voted in {self.durable_vote[node]} and remembers {stored.epoch}")
         self._epochs[node] = epoch
 
     def persisted(self, stored: Stored) -> None:
@@ -85,7 +89,7 @@ class Checkers:
         if len(having & before.keys()) <= len(before) // 2:
             raise Violation(f"configuration {new.id} follows {old.id}, which only {sorted(having)} have")
 
-    def elected(self, node: NodeId, epoch: int, log: ModelLog, *, acks: int) -> None:
+    def elected(self, node: NodeId, epoch: int, log: Picture, *, acks: int) -> None:
         """Inv 4, 14, 20: one primary an epoch, which has everything that a majority acknowledged, and no old acks."""
         if acks:
             raise Violation(f"20: {node} begins epoch {epoch} with {acks} acks of an earlier reign")
@@ -100,31 +104,78 @@ class Checkers:
                 word = "acknowledged by a majority" if seqno in self.acknowledged else "committed"
                 raise Violation(f"14: {node}, primary of epoch {epoch}, lacks {gtid}, which was {word}")
 
-    def appended(self, node: NodeId, log: ModelLog, since: int) -> None:
-        """Inv 2, 3, 5, 6: rising GTIDs, dense; a no-op first in each epoch; one history by GTID; the hash follows."""
-        for seqno in range(max(since, log.first), log.last.seqno + 1):
-            at = seqno - log.first
-            entry, h = log.entries[at], log.hashes[at]
-            before = log.entries[at - 1].gtid if at else None
-            if entry.gtid.seqno != seqno or (before is not None and entry.gtid.epoch < before.epoch):
-                raise Violation(f"2: {node} holds {entry.gtid} at {seqno} behind {before}")
-            if (before is None or before.epoch != entry.gtid.epoch) and seqno > log.first and entry.text != NOOP:
-                raise Violation(f"5: the first of epoch {entry.gtid.epoch} at {node} is no no-op")
-            if running_hash(log.h(seqno - 1), entry) != h:
-                raise Violation(f"6: the hash at {entry.gtid} of {node} does not follow")
-            if self.hashes.setdefault(entry.gtid, h) != h:
-                raise Violation(f"3: {entry.gtid} of {node} has another history than elsewhere")
-            if entry.gtid in self.gone:
-                raise Violation(f"21: {entry.gtid} was told to be rolled back and is there again at {node}")
+    def appended(self, one: SimNode) -> None:
+        """Inv 2, 3, 5, 7, 34: rising GTIDs, dense; a no-op first in each epoch; equal bytes by GTID on all nodes."""
+        picture, log = one.picture, one.open_log
+        if not picture.rows:
+            picture.first = log.first
+        for row in read_rows(log, picture.first + len(picture.rows)):
+            self._came(one, row)
+            picture.rows.append(row)
+        picture.durable = max(picture.durable, log.durable)
+        if picture.last != log.last or (picture.rows and log.gtid(picture.first) != picture.rows[0].gtid):
+            raise Violation(f"7: the log of {one.node} is said to end at {log.last}, and {picture.last} is read")
 
-    def acked(self, node: NodeId, ack: Ack, log: ModelLog, voted_epoch: int) -> None:
+    def _came(self, one: SimNode, row: Row) -> None:
+        picture, gtid, node = one.picture, row.gtid, one.node
+        before = picture.rows[-1].gtid if picture.rows else None
+        if gtid.seqno != picture.first + len(picture.rows) or (before is not None and gtid.epoch < before.epoch):
+            raise Violation(f"2: {node} holds {gtid} behind {before}")
+        if (before.epoch != gtid.epoch if before is not None else not gtid.seqno) and not row.noop:
+            raise Violation(f"5: the first of epoch {gtid.epoch} at {node} is no no-op")
+        if self.digests.setdefault(gtid, row.digest) != row.digest:
+            raise Violation(f"3: {gtid} of {node} has other bytes than elsewhere")
+        if gtid in self.gone:
+            raise Violation(f"21: {gtid} was told to be rolled back and is there again at {node}")
+
+    def reopened(self, one: SimNode, *, other: bool) -> None:
+        """What was durable is there again, and nothing that never was; a rollback is done, or was not begun.
+
+        `other`: the log is another one by now, restored or lost.
+        """
+        known, log = one.picture, one.open_log
+        one.picture = Picture()
+        self.appended(one)
+        last = one.picture.last
+        one.picture.durable = log.durable
+        if other:
+            return
+        back, one.going_back = one.going_back, None
+        if back is not None and (last == back or (back == NO_GTID and last < known.durable)):
+            self.rolled_back(one, last, [row.gtid for row in known.rows])
+            known.cut(last)
+        if last < known.durable:
+            raise Violation(f"17: {one.node} had {known.durable} durable, and its log ends at {last}")
+        for seqno in range(max(known.first, one.picture.first), min(known.last, last).seqno + 1):
+            if one.picture.gtid(seqno) != known.gtid(seqno):
+                raise Violation(f"2: {one.node} had {known.gtid(seqno)} and has {one.picture.gtid(seqno)}")
+
+    def purged(self, one: SimNode, segments: Sequence[tuple[int, int, int]]) -> None:
+        """Inv 31, 32, 34: segments follow one another without a hole, and nothing that is not committed went."""
+        picture, first = one.picture, one.open_log.first
+        numbers = [number for number, _, _ in segments]
+        living = [(begin, end) for _, begin, end in segments if begin <= end]
+        holes = [after for before, after in pairwise(living) if after[0] != before[1] + 1]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or holes:
+            raise Violation(f"31: the segments of {one.node} are {segments}")
+        if first < picture.first or first > max(picture.last.seqno, self._committed.get(one.node, NO_GTID).seqno + 1):
+            raise Violation(f"32: {one.node} begins at {first} after a purge, and ended at {picture.last}")
+        picture.purged(first)
+
+    def as_seen(self, one: SimNode) -> None:
+        """Inv 13, 33, I45: at the end every record and every chunk is there to be read, and as it was."""
+        picture = one.picture
+        if list(read_rows(one.open_log, picture.first)) != picture.rows:
+            raise Violation(f"33: the log of {one.node} reads otherwise than it was written")
+
+    def acked(self, node: NodeId, ack: Ack, durable: Gtid, voted_epoch: int) -> None:
         """Inv 15, 17: an ack names what is durable, and goes to no epoch older than the last vote."""
-        if ack.durable > log.durable:
-            raise Violation(f"17: {node} acks {ack.durable}, and {log.durable} is durable")
+        if ack.durable > durable:
+            raise Violation(f"17: {node} acks {ack.durable}, and {durable} is durable")
         if ack.epoch < voted_epoch:
             raise Violation(f"15: {node} acks to epoch {ack.epoch} and has voted in {voted_epoch}")
 
-    def committed(self, node: NodeId, gtid: Gtid, log: ModelLog, epoch: int) -> None:
+    def committed(self, node: NodeId, gtid: Gtid, log: Picture, epoch: int) -> None:
         """Inv 14, 19: commit points rise, and all nodes commit one history."""
         if gtid <= self._committed.get(node, NO_GTID):
             raise Violation(f"commit point of {node} goes from {self._committed[node]} to {gtid}")
@@ -133,7 +184,7 @@ class Checkers:
         since = self._committed.get(node, NO_GTID).seqno + 1
         self._committed[node] = gtid
         for seqno in range(max(since, log.first), gtid.seqno + 1):
-            held = log.entries[seqno - log.first].gtid
+            held = log.rows[seqno - log.first].gtid
             self.truth_in.setdefault(seqno, epoch)  # whoever commits first is its primary
             if self.truth.setdefault(seqno, held) != held:
                 raise Violation(f"14: {node} commits {held}, and {self.truth[seqno]} was committed elsewhere")
@@ -143,7 +194,7 @@ class Checkers:
         node: NodeId,
         gtid: Gtid,
         config: GroupConfig,
-        logs: Mapping[NodeId, ModelLog],
+        logs: Mapping[NodeId, Picture],
         lost: set[NodeId],
         epoch: int,
     ) -> None:
@@ -177,22 +228,27 @@ class Checkers:
                 raise Violation(f"21: {gtid} is told to be rolled back, and was committed")
             self.gone.add(gtid)
 
-    def written(self, gtid: Gtid, having: Mapping[NodeId, ModelLog]) -> None:
+    def written(self, gtid: Gtid, having: Mapping[NodeId, Picture]) -> None:
         """Inv 20: who is named in an answer has it durable."""
         for node, log in having.items():
             if log.durable < gtid or log.gtid(gtid.seqno) not in (gtid, None):
                 raise Violation(f"20: {node} is said to have {gtid}, and its log is durable up to {log.durable}")
 
-    def rolled_back(self, node: NodeId, matchpoint: Gtid, before: list[Gtid], log: ModelLog) -> None:
+    def rolled_back(self, one: SimNode, matchpoint: Gtid, before: Sequence[Gtid]) -> None:
         """Inv 26, 27: nothing acknowledged goes; what goes was saved, newest first, under one rid."""
         gone = [gtid for gtid in before if gtid > matchpoint]
         for gtid in gone:
             if self.truth.get(gtid.seqno) == gtid:
-                raise Violation(f"26: {node} rolls back {gtid}, which was committed")
-        rid = max(log.saved, default=-1)
-        rows = [row for row in log.saved_rows if row.rid == rid]
-        if gone and ([row.gtid for row in rows] != gone[::-1] or [row.seq for row in rows] != list(range(len(rows)))):
-            raise Violation(f"27: {node} rolled back {gone} and saved {rows}")
+                raise Violation(f"26: {one.node} rolls back {gtid}, which was committed")
+        rows: list[Saved] = one.saved()
+        rids = list(dict.fromkeys([row.rid for row in rows]))
+        if rids != list(range(len(rids))) or (gone and not rids):
+            raise Violation(f"27: the rollbacks of {one.node} have the numbers {rids}")
+        rows = [row for row in rows if row.rid == len(rids) - 1]
+        if not set(gone) <= {row.gtid for row in rows} or [row.seq for row in rows] != list(range(len(rows))):
+            raise Violation(f"27: {one.node} rolled back {gone} and saved {rows}")
+        if [row.gtid for row in rows] != sorted([row.gtid for row in rows], reverse=True):
+            raise Violation(f"27: {one.node} saved {rows} in another order")
 
     def stepped(self, node: NodeId, epoch: int, state: int, *, writes: bool, reads: bool) -> None:
         """Inv 22, 23, 30: epochs rise; only a primary writes, only primaries and replicas are read."""
@@ -207,9 +263,3 @@ class Checkers:
     def fatal(self, node: NodeId, why: str) -> None:
         """No history differs without a harm that explains it."""
         raise Violation(f"{node} is in state {FATAL}: {why}")
-
-    def converged(self, logs: Iterable[tuple[NodeId, ModelLog, Gtid]]) -> None:
-        """I45: all logs hold the same where they overlap."""
-        for node, log, committed in logs:
-            if committed != log.last:
-                raise Violation(f"35: {node} has {log.last} and {committed} is committed")

@@ -1,4 +1,5 @@
-"""A group of nodes in one thread, from one seed: the real core of each, a log, a network, clocks, and faults.
+"""A group of nodes in one thread, from one seed: the real core, log and recovery of each, a network, clocks,
+and faults.
 
 `Cluster(seed)` draws a group and the faults of its run (a swarm: each run leaves some out), plays them, mends
 everything and waits until the group is whole. The checkers look after every step; the same seed takes the same steps.
@@ -8,12 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from tranlog.errors import ConfigError
-from tranlog.ids import Gtid
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.files.positions import drop_hold, read_holds
+from tranlog.log.options import LogOptions
+from tranlog.replication.acting.following import LogChange, ToTheLog
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.config import (
     MAJORITY,
@@ -27,15 +32,10 @@ from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import (
     BeginReign,
     Committed,
-    DropChunks,
     Effect,
     EndReign,
     Fatal,
-    KeepAlive,
-    KeepFrom,
     Persist,
-    Put,
-    PutChunk,
     Restore,
     RollBack,
     Send,
@@ -54,33 +54,16 @@ from tranlog.replication.rules.packets import (
     decode,
     encode,
 )
-from tranlog.replication.rules.stored import Stored
-from tranlog.replication.rules.syncup import MARK, SAVE
 from tranlog.testing.checkers import Checkers
-from tranlog.testing.model_log import NOOP, ModelLog
+from tranlog.testing.disk import PowerCut
 from tranlog.testing.network import Agenda, SimClock, SimNetwork
+from tranlog.testing.sim_node import GROUP, SMALL, SimNode, transaction_of
 
-GROUP = "sim"
 TICK_MS = 50
 FAULTY_MS = 20_000
 HEALED_MS = 120_000
 """Within so long after the last fault the group is whole."""
 TRACE_STEPS = 30
-
-
-class SimNode:
-    """One node: what survives it, and its core while it runs."""
-
-    def __init__(self, node: NodeId, config: GroupConfig | None, clock: SimClock, log: ModelLog) -> None:
-        self.stored = Stored(group=GROUP, node=node, config=config)
-        self.clock = clock
-        self.log = log
-        self.core: Core | None = None
-        self.committed = NO_GTID
-        self.starts = 0
-        self.lost = False
-        self.paused: list[Callable[[], None]] | None = None
-        self.sync_due = False
 
 
 class Counts(msgspec.Struct):
@@ -98,7 +81,9 @@ class Counts(msgspec.Struct):
 class Cluster:
     """A group that is run from one seed. The clock of everything is `agenda.now`, ms."""
 
-    def __init__(self, seed: int, *, config: GroupConfig | None = None, skew: int = 0) -> None:
+    def __init__(
+        self, seed: int, *, config: GroupConfig | None = None, skew: int = 0, options: LogOptions = SMALL
+    ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.agenda = Agenda()
@@ -110,6 +95,8 @@ class Cluster:
         self.answers: dict[int, concern.Outcome] = {}
         self.asked: dict[int, tuple[NodeId, Gtid, int | str]] = {}
         self.crash_rate = 0.0
+        self.log_options = options
+        self.sync_ms: Callable[[], int] | None = None
         self.slow_sync_ms = 20
         self.over_the_wire = self.rng.random() < 0.1
         self._skew = skew
@@ -123,43 +110,48 @@ class Cluster:
     def add(self, node: NodeId, config: GroupConfig | None) -> None:
         """Start a new node with an empty log."""
         clock = SimClock(self.agenda, pace=self.rng.uniform(0.95, 1.05), wrong_by_ms=self._skew)
-        self.nodes[node] = SimNode(node, config, clock, ModelLog())
+        one = self.nodes[node] = SimNode(node, config, clock, self.log_options)
+        one.disk.sync_ms = self.sync_ms
+        self.checkers.persisted(one.stored)
         self.start(node)
         self.agenda.after(self.rng.randrange(TICK_MS), lambda: self._tick(node))
 
     def start(self, node: NodeId) -> None:
-        """Start a node that is down."""
-        one = self.nodes[node]
-        if one.core is not None:
+        """Start a node that is down and not gone: its log is recovered, its vote read."""
+        one = self.nodes.get(node)
+        if one is None or one.core is not None:
             return
-        one.starts += 1
-        one.paused = None
-        lost, one.lost = one.lost, False
-        committed = one.committed if one.log.gtid(one.committed.seqno) == one.committed else NO_GTID
-        clock = one.clock
-        one.core = Core(
-            one.stored, one.log, start=one.starts, now=clock.now(), wall=clock.wall(), committed=committed, lost=lost
-        )
-        self.checkers.started(node, one.core.mind.epoch)
-        self._note("start", node, one.log.last, one.stored.epoch)
-        self._carry_out(node)
+        other = one.lost or one.restored
+        with self._power(node):
+            epoch = one.open().mind.epoch
+            one.restored = False
+            self.checkers.started(node, epoch, one.stored)
+            self.checkers.reopened(one, other=other)
+            self._note("start", node, one.picture.last, one.stored.epoch)
+            self._carry_out(node)
+
+    @contextmanager
+    def _power(self, node: NodeId) -> Iterator[None]:
+        """Take a node down where its power goes meanwhile; it starts again by itself."""
+        try:
+            yield
+        except PowerCut:
+            self.crash(node)
+            self.agenda.after(self.rng.choice((0, 300, 3000)), lambda: self.start(node))
 
     def crash(self, node: NodeId, *, lose: int = 0) -> None:
         """Take a node's power away; `lose` transactions more than a disk may lose."""
         one = self.nodes[node]
-        if one.core is None:
+        if one.core is None and not one.disk.dead:
             return
-        one.core = None
-        one.paused = None
-        one.log.crash(self.rng)
-        if lose and one.log.entries:
-            one.log.lose_synced(lose)
-            one.lost = True
+        one.power_cut(self.rng)
+        if lose:
+            one.lose(lose)
         for number, (asked, _, _) in self.asked.items():
             if asked == node:
                 self.answers.setdefault(number, CUT_OFF)  # the client sees its connection end
         self.counts.crashes += 1
-        self._note("crash", node, one.log.last, lose)
+        self._note("crash", node, one.picture.last, lose)
 
     def pause(self, node: NodeId, ms: int) -> None:
         """Stop a node's program for a while; what arrives meanwhile waits."""
@@ -172,10 +164,14 @@ class Cluster:
 
     def _resume(self, node: NodeId, starts: int) -> None:
         one = self.nodes.get(node)
-        if one is not None and one.starts == starts and one.paused is not None:
-            waiting, one.paused = one.paused, None
-            for action in waiting:
-                action()
+        if one is None or one.starts != starts:
+            return
+        waiting, one.paused = one.paused or [], None
+        while waiting:
+            waiting.pop(0)()
+            if one.is_paused():  # its disk is slow
+                one.wait(waiting)
+                return
 
     def up(self) -> dict[NodeId, Core]:
         """Return the cores of nodes that run."""
@@ -225,39 +221,52 @@ class Cluster:
         if one.paused is not None:
             one.paused.append(lambda: self._sync(node, starts))
             return
-        one.sync_due = False
         if one.core is not None:
-            one.log.sync()
-            one.core.durable()
-            self._carry_out(node)
+            with self._power(node):
+                one.open_log.sync()
+                one.picture.durable = one.open_log.durable
+                one.core.durable()
+                self._carry_out(node)
 
-    def _logged(self, node: NodeId, since: int) -> None:
+    def _logged(self, one: SimNode, core: Core) -> None:
         """Look at what came to a log, tell its core, and have it synced soon."""
-        one = self.nodes[node]
-        assert one.core is not None
-        self.checkers.appended(node, one.log, since)
-        one.core.logged()
+        self.checkers.appended(one)
+        core.logged()
         starts = one.starts
-        self.agenda.after(self.rng.randint(0, self.slow_sync_ms), lambda: self._sync(node, starts))
+        self.agenda.after(self.rng.randint(0, self.slow_sync_ms), lambda: self._sync(one.node, starts))
 
     def _carry_out(self, node: NodeId) -> None:
-        """Do what a core wants, in order; the power may go between any two of it."""
+        """Do what a core wants, in order; the power may go at any call of the disk, and a sync takes its time."""
         one = self.nodes[node]
         core = one.core
-        while core is not None and (effects := core.ready()):
-            for effect in effects:
-                if self.crash_rate and self.rng.random() < self.crash_rate:
-                    self.crash(node)
+        if self.crash_rate and self.rng.random() < self.crash_rate:
+            one.disk.cut_at = one.disk.calls + self.rng.randint(1, 12)
+        with self._power(node):
+            while core is not None:
+                one.todo += core.ready()
+                if not one.todo:
+                    break
+                self._do(node, one, core, one.todo.pop(0))
                 if one.core is not core:
                     return
-                self._do(node, one, core, effect)
+                if self._waits(one):
+                    return
         if core is not None and one.core is core:
             self.checkers.stepped(
                 node, core.mind.epoch, core.mind.state, writes=core.accepts_writes, reads=core.serves_reads
             )
 
+    def _waits(self, one: SimNode) -> bool:
+        """Whether the disk took so long that what is left to do has to wait."""
+        waited, one.disk.waited_ms = one.disk.waited_ms, 0
+        if not waited or not one.todo:
+            return False
+        starts = one.starts
+        one.paused = [lambda: self._carry_out(one.node)]
+        self.agenda.after(waited, lambda: self._resume(one.node, starts))
+        return True
+
     def _do(self, node: NodeId, one: SimNode, core: Core, effect: Effect) -> None:
-        log, wall = one.log, one.clock.wall()
         match effect:
             case Send(to=to, packet=packet):
                 self._look(node, one, core, to, packet)
@@ -267,53 +276,55 @@ class Cluster:
                     old = one.stored.config
                     having = {n for n, x in self.nodes.items() if (x.stored.config or EMPTY).id >= old.id}
                     self.checkers.installed(old, stored.config, having | self.lost())
-                one.stored = stored
+                one.store(stored)
                 self.checkers.persisted(stored)
-            case Put(raw=raw):
-                since = log.last.seqno + 1
-                try:
-                    log.put(raw, wall)
-                except ValueError:
-                    core.unusable()
-                self._logged(node, since)
-            case PutChunk(chunk=chunk):
-                log.put_chunk(chunk)
-            case DropChunks(oid=oid):
-                log.spilled.pop(oid, None)
-            case BeginReign(epoch=epoch):
-                self.checkers.elected(node, epoch, log, acks=len(core.mind.acks))
-                self.counts.elections += 1
-                self._note("elected", node, epoch)
-                log.begin_reign(epoch, wall)
-                self._logged(node, log.last.seqno)
-            case KeepAlive():
-                log.append(NOOP, wall)
-                self._logged(node, log.last.seqno)
             case Committed(gtid=gtid):
-                self.checkers.committed(node, gtid, log, core.mind.epoch)
+                self.checkers.committed(node, gtid, one.picture, core.mind.epoch)
                 if core.mind.state == PRIMARY and core.mind.epoch == core.mind.primary_epoch:
-                    logs = {name: other.log for name, other in self.nodes.items()}
-                    self.checkers.reached(node, gtid, core.config, logs, self.lost(), core.mind.epoch)
-                one.committed = gtid
+                    pictures = {name: other.picture for name, other in self.nodes.items()}
+                    self.checkers.reached(node, gtid, core.config, pictures, self.lost(), core.mind.epoch)
+                one.open_log.carry_out(effect)
                 self.counts.commits += 1
             case Tell(number=number, outcome=outcome):
                 self._told(number, outcome)
-            case RollBack():
-                self._roll_back(node, one, core, effect)
+            case RollBack(matchpoint=matchpoint, last=last):
+                one.going_back, before = matchpoint, [row.gtid for row in one.picture.rows]
+                one.open_log.carry_out(effect)
+                one.going_back = None
+                self.checkers.rolled_back(one, matchpoint, before)
+                one.picture.cut(matchpoint)
+                self.counts.rollbacks += 1
+                self._note("rolled back", node, matchpoint, "from", last)
+                core.rolled_back()
             case Restore(source=source):
                 self._restore(node, one, core, source)
-            case KeepFrom(name=name, seqno=seqno):
-                log.keep(name, seqno)
             case Fatal(text=text):
                 self.checkers.fatal(node, text)
+            case BeginReign(epoch=epoch):
+                self.checkers.elected(node, epoch, one.picture, acks=len(core.mind.acks))
+                self.counts.elections += 1
+                self._note("elected", node, epoch)
+                self._to_log(one, core, effect)
             case EndReign():
                 self._note("steps down", node, core.mind.epoch)
+                self._to_log(one, core, effect)
+            case _ if isinstance(effect, ToTheLog):
+                self._to_log(one, core, effect)
             case _:
                 raise AssertionError(effect)
 
+    def _to_log(self, one: SimNode, core: Core, effect: ToTheLog) -> None:
+        match one.open_log.carry_out(effect):
+            case LogChange.LOGGED:
+                self._logged(one, core)
+            case LogChange.UNUSABLE:
+                core.unusable()
+            case _ if isinstance(effect, EndReign):
+                self._logged(one, core)  # places that nobody filled are empty now, and all is durable
+
     def _look(self, node: NodeId, one: SimNode, core: Core, to: NodeId, packet: Packet) -> None:
         if isinstance(packet, Voted):
-            last = None if core.mind.state == WITNESS else one.log.last
+            last = None if core.mind.state == WITNESS else one.picture.last
             request = self._requests.get((node, to, packet.epoch))
             self.checkers.voted(
                 node, to, packet, request=request, last=last, state=core.mind.state, owing=core.stored.owing
@@ -329,33 +340,18 @@ class Cluster:
                 owing=core.stored.owing,
             )
         elif isinstance(packet, Ack):
-            self.checkers.acked(node, packet, one.log, one.stored.epoch)
-
-    def _roll_back(self, node: NodeId, one: SimNode, core: Core, plan: RollBack) -> None:
-        before = [entry.gtid for entry in one.log.entries]
-        for step in plan.steps:
-            if step == SAVE:
-                one.log.save(plan.matchpoint, one.clock.wall())
-            elif step == MARK:
-                one.log.abandon_after(plan.matchpoint)
-                self.checkers.rolled_back(node, plan.matchpoint, before, one.log)
-            if self.crash_rate and self.rng.random() < 0.2:
-                self.crash(node)
-                return
-        self.counts.rollbacks += 1
-        self._note("rolled back", node, plan.matchpoint, "from", plan.last)
-        core.rolled_back()
+            self.checkers.acked(node, packet, one.open_log.durable, one.stored.epoch)
 
     def _restore(self, node: NodeId, one: SimNode, core: Core, source: NodeId) -> None:
         other = self.nodes.get(source)
-        if other is not None and other.core is not None and (node, source) not in self.network.cuts:
-            one.log.become(other.log)
-            one.committed = NO_GTID
-            core.mind.committed = NO_GTID
-            self.checkers.started(node, core.mind.epoch)
-            self.counts.restores += 1
-            self._note("restored", node, "from", source, one.log.last)
-        core.rolled_back()
+        if other is None or other.core is None or (node, source) in self.network.cuts:
+            core.rolled_back()
+            return
+        one.restored = True
+        one.restore(other)
+        self.counts.restores += 1
+        self._note("restored", node, "from", source, other.picture.last)
+        self.start(node)
 
     def lost(self) -> set[NodeId]:
         """Return the nodes whose disks lost what was synced, or are gone, and who have not made up for it."""
@@ -365,22 +361,44 @@ class Cluster:
 
     # --- clients ---
 
-    def write(
-        self, node: NodeId, text: str, w: int | str, timeout_ms: int = 5000, *, chunks: tuple[bytes, ...] = ()
-    ) -> int:
-        """Commit a transaction at a primary; return the number of the question whether `w` is met."""
+    def write(self, node: NodeId, text: str, w: int | str, timeout_ms: int = 5000, *, parts: int = 0) -> int:
+        """Commit a transaction at a primary; return the number of the question whether `w` is met.
+
+        `parts`: so many large ones come before the last, and spill.
+        """
         one = self.nodes[node]
-        assert one.core is not None and one.core.accepts_writes
-        gtid = one.log.append(text, one.clock.wall(), chunks=chunks)
-        self._logged(node, gtid.seqno)
+        core = one.core
+        assert core is not None and core.accepts_writes
+        gtid = NO_GTID
+        with self._power(node):
+            log = one.open_log.log
+            transaction = log.begin()
+            for part in range(parts):
+                transaction.add(transaction_of(f"{text}.{part}" + " " * 600, node))
+            transaction.add(transaction_of(text, node))
+            gtid = transaction.commit(sync=False)
+            self._logged(one, core)
         return self.ask(node, gtid, w, timeout_ms)
+
+    def purge(self, node: NodeId, up_to: int, *, hard: bool = False) -> None:
+        """Purge whole segments that end at or before a seqno, committed ones alone; `hard`: whoever needs them."""
+        one = self.nodes[node]
+        with self._power(node):
+            log = one.open_log.log
+            if hard:
+                for held in read_holds(log.path, disk=log.disk):
+                    drop_hold(log.path, held.name, disk=log.disk)
+            log.purge(below=Seqno(max(up_to + 1, 0)))
+            self.checkers.purged(one, [(stat.number, stat.first_seqno, stat.last_seqno) for stat in log.segments()])
 
     def ask(self, node: NodeId, gtid: Gtid, w: int | str, timeout_ms: int = 5000) -> int:
         """Ask a node whether `w` is met for a GTID; return the number of the question."""
         one = self.nodes[node]
-        assert one.core is not None
         number = len(self.asked)
         self.asked[number] = (node, gtid, w)
+        if one.core is None:
+            self.answers[number] = CUT_OFF
+            return number
         try:
             one.core.ask(number, gtid, w, timeout_ms)
         except ConfigError:
@@ -396,7 +414,7 @@ class Cluster:
         satisfied = outcome.kind == concern.SATISFIED
         members = {member.name: member.node for member in (self.nodes[node].stored.config or EMPTY).members}
         told = {members[name] for name in outcome.written_to} - self.lost()
-        self.checkers.written(gtid, {name: self.nodes[name].log for name in told})
+        self.checkers.written(gtid, {name: self.nodes[name].picture for name in told})
         if satisfied:
             self.counts.acknowledged += 1
         self.checkers.answered(
@@ -428,13 +446,13 @@ class Cluster:
             return False
         primary = self.nodes[primaries[0]]
         config = primary.stored.config
-        if config is None or primary.core is None or primary.core.mind.committed != primary.log.last:
+        if config is None or primary.core is None or primary.core.mind.committed != primary.picture.last:
             return False
         for member in config.members:
             one = self.nodes.get(member.node)
             if one is None or one.core is None or one.core.config.id != config.id or one.core.stored.owing:
                 return False
-            if not member.witness and (one.log.last, one.core.mind.committed) != (primary.log.last,) * 2:
+            if not member.witness and (one.picture.last, one.core.mind.committed) != (primary.picture.last,) * 2:
                 return False
         return True
 

@@ -176,6 +176,8 @@ class SimDisk:
     `read_only`: nothing can be changed (EROFS). `denied`: paths that nobody may open or list (EACCES).
     `broken`: paths that cannot be read (EIO).
     `before_sync`: called at the start of each file's sync, outside any lock.
+    `sync_ms`: called for each of these, says how long it takes. The call returns at once all the same: whoever runs
+    many disks in one thread takes the time from `waited_ms` and lets it pass.
     """
 
     def __init__(self, *, boot: int = 1) -> None:
@@ -197,6 +199,8 @@ class SimDisk:
         self.denied: set[str] = set()
         self.broken: set[str] = set()
         self.before_sync: Callable[[str], None] | None = None
+        self.sync_ms: Callable[[], int] | None = None
+        self.waited_ms = 0
 
     # --- crashing ------------------------------------------------------------------------------------
 
@@ -508,6 +512,8 @@ class SimFile:
         disk = self._disk
         if disk.before_sync is not None:
             disk.before_sync(self._path)
+        if disk.sync_ms is not None:
+            disk.waited_ms += disk.sync_ms()
         with disk._lock:
             self._check()
             failure = disk._changing("sync", self._path)

@@ -8,6 +8,7 @@ stands in a file of `tests/sim/scenarios/`; the test that runs it can write what
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import msgspec
 
@@ -16,10 +17,14 @@ from tranlog.ids import Gtid
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import STATE_NAMES
-from tranlog.testing.cluster import GROUP, Cluster
+from tranlog.testing.cluster import Cluster
+from tranlog.testing.sim_node import GROUP, SMALL
 
 PATIENCE_MS = 20_000
+SHORT = replace(SMALL, segment_bytes=1_000)
 SEPARATOR = "----"
+LONG_ENOUGH = 1000
+"""So long is the text of a commit that the next one begins a segment, which can be purged."""
 
 
 def rewritten_text(text: str) -> str:
@@ -61,7 +66,7 @@ class Story:
         """Make the group: NAME, or NAME:KIND[,KIND]. Kinds: witness, hidden, votes0, delayMS, priorityN."""
         members = tuple([_member(word) for word in plain])
         config = GroupConfig(group=GROUP, id=ConfigId(0, 1), members=members, w="majority")
-        self.cluster = Cluster(1, config=msgspec.structs.replace(config, **_settings(options)))
+        self.cluster = Cluster(1, config=msgspec.structs.replace(config, **_settings(options)), options=SHORT)
         self.cluster.over_the_wire = True
         return []
 
@@ -86,7 +91,9 @@ class Story:
         node, text = plain
         if not self._core(node).accepts_writes:
             return [f"not primary, {self._core(node).mind.primary or 'nobody'} is"]
-        number = self.cluster.write(NodeId(node), text, _w(options), int(options.get("timeout", "0")))
+        number = self.cluster.write(
+            NodeId(node), text.ljust(LONG_ENOUGH), _w(options), int(options.get("timeout", "0"))
+        )
         return self._answer(number)
 
     def _do_ask(self, plain: list[str], options: dict[str, str]) -> list[str]:
@@ -164,7 +171,7 @@ class Story:
         return []
 
     def _do_purge(self, plain: list[str], options: dict[str, str]) -> list[str]:
-        self.cluster.nodes[NodeId(plain[0])].log.purge(int(plain[1]), hard="hard" in plain)
+        self.cluster.purge(NodeId(plain[0]), int(plain[1]), hard="hard" in plain)
         return []
 
     def _do_remove(self, plain: list[str], options: dict[str, str]) -> list[str]:
@@ -198,10 +205,10 @@ class Story:
             if one.core is None:
                 told.append(f"{node} down")
                 continue
-            mind, log = one.core.mind, one.log
+            mind, log = one.core.mind, one.picture
             text = f"{node} {STATE_NAMES[mind.state].lower()} epoch={mind.epoch} last={log.last.epoch},{log.last.seqno}"
             text += f" committed={mind.committed.seqno}" + (f" first={log.first}" if log.first else "")
-            saved = [row.gtid for row in log.saved_rows]
+            saved = [row.gtid for row in one.saved()]
             told.append(text + (f" rolled_back={','.join(f'{g.epoch}.{g.seqno}' for g in saved)}" if saved else ""))
         return told
 

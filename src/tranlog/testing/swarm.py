@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,10 @@ class Swarm:
         network.delay_ms = rng.choice(((0, 1), (1, 5), (5, 60)))
         cluster.slow_sync_ms = rng.choice((1, 20, 400))
         cluster.crash_rate = rng.choice((0, 0, 0.0005, 0.003))
+        if rng.random() < 0.3:
+            cluster.sync_ms = lambda: rng.randrange(200) if rng.random() < 0.05 else 0
+            for one in cluster.nodes.values():
+                one.disk.sync_ms = cluster.sync_ms
         kinds: list[Callable[[], None]] = [
             self._crash,
             self._crash_primary,
@@ -89,6 +94,8 @@ class Swarm:
             self._rest()
         if not cluster.run_until(lambda: len(cluster.answers) == len(cluster.asked), 20_000):
             raise Violation("35: some questions are never answered")
+        for one in cluster.nodes.values():
+            cluster.checkers.as_seen(one)
         return cluster.counts
 
     def _rest(self) -> None:
@@ -122,8 +129,8 @@ class Swarm:
         for node, one in self.cluster.nodes.items():
             mind = None if one.core is None else one.core.mind
             found.append(
-                f"{node} state {mind and mind.state} epoch {mind and mind.epoch} last {one.log.last} "
-                f"first {one.log.first} committed {mind and mind.committed} owing {one.stored.owing} "
+                f"{node} state {mind and mind.state} epoch {mind and mind.epoch} last {one.picture.last} "
+                f"first {one.picture.first} committed {mind and mind.committed} owing {one.stored.owing} "
                 f"config {one.stored.config and one.stored.config.id}"
             )
         return found
@@ -138,6 +145,7 @@ class Swarm:
         cluster.network.delay_ms = (1, 5)
         cluster.crash_rate = 0.0
         for node, one in cluster.nodes.items():
+            one.disk.cut_at = None
             cluster.start(node)
             if one.core is not None:
                 one.core.mind.maintenance = 0
@@ -152,9 +160,9 @@ class Swarm:
         if able:
             w = rng.choice((0, 1, 1, 2, MAJORITY, MAJORITY, MAJORITY))
             self._made += 1
-            parts = tuple([b"part"] * (0 if rng.random() < 0.95 else 3))
+            parts = 0 if rng.random() < 0.95 else 3
             timeout = rng.choice((300, 3000) if w == 2 else (0, 300, 3000))
-            cluster.write(rng.choice(able), f"t{self._made}", w, timeout, chunks=parts)
+            cluster.write(rng.choice(able), f"t{self._made}", w, timeout, parts=parts)
 
     def _ask_again(self) -> None:
         """Ask a primary about what any other one was once asked for."""
@@ -204,11 +212,10 @@ class Swarm:
             self.cluster._carry_out(node)
 
     def _purge(self) -> None:
-        one = self.cluster.nodes[self._any()]
-        if one.core is not None:
-            one.log.purge(
-                min(one.committed.seqno, one.log.last.seqno - self.rng.randrange(20)), hard=self.rng.random() < 0.3
-            )
+        node = self._any()
+        one = self.cluster.nodes[node]
+        if node in self.cluster.up():
+            self.cluster.purge(node, one.picture.last.seqno - self.rng.randrange(20), hard=self.rng.random() < 0.3)
 
     def _maintain(self) -> None:
         node = self._any()
@@ -321,6 +328,7 @@ def simulate(seeds: Sequence[int]) -> dict[str, object]:
     total: dict[str, int] = dict.fromkeys(Counts.__struct_fields__, 0)
     found: dict[str, object] = {}
     played = 0
+    logging.getLogger("tranlog").setLevel(logging.ERROR)  # power is cut all the time
     for seed in seeds:
         counts, violation, trace = play(seed)
         played += 1
