@@ -51,6 +51,7 @@ def test_the_environment_chooses_the_plain_sources(tmp_path: Path) -> None:
     assert _run(FORM, tmp_path, TRANLOG_PLAIN="1") == "plain (TRANLOG_PLAIN is set) .py"
 
 
+@pytest.mark.long
 @both
 def test_an_edited_source_is_never_shadowed(tmp_path: Path) -> None:
     """The digest in the names binds machine code to its sources."""

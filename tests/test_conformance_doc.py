@@ -182,6 +182,7 @@ def test_whatever_is_open_in_the_log_has_its_reason() -> None:
     assert bare == []
 
 
+@pytest.mark.long
 def test_every_named_test_exists() -> None:
     missing = [(line.id, test) for line in LINES for test in line.tests if markers_of(test, ROOT) is None]
     assert missing == []
@@ -256,12 +257,14 @@ def run_small(path: Path, *options: str, one: str = "pass", case: int = 2) -> tu
 TOLD = "page.md names tests that did not run"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", few_of([[], ["-n", "2"]]))
 def test_a_tier_that_ran_them_all_passes(workers: list[str], tmp_path: Path) -> None:
     code, out = run_small(tmp_path, "-m", "not integration", *workers)
     assert code == 0 and TOLD not in out, out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", few_of([[], ["-n", "2"]]))
 def test_a_tier_that_left_one_out_fails_and_names_it(workers: list[str], tmp_path: Path) -> None:
     """One is skipped, the case of another is gone: each counts as not run, and no third one does."""
@@ -273,6 +276,7 @@ def test_a_tier_that_left_one_out_fails_and_names_it(workers: list[str], tmp_pat
     assert "test_served" not in told and "test_two" not in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", few_of([["-k", "two"], ["tests/test_b.py"], ["-x"]]))
 def test_a_part_of_a_tier_proves_nothing_and_fails_nothing(options: list[str], tmp_path: Path) -> None:
     code, out = run_small(tmp_path, "-m", "not integration", *options, one="pytest.skip()")

@@ -262,6 +262,7 @@ def large_classes(modules: Mapping[str, str]) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_class_is_too_large() -> None:
     assert large_classes(read_source()) == set(LARGE_CLASSES)
     attributes = "\n".join(f"        self.a{number} = 1" for number in range(21))

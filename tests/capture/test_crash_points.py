@@ -247,6 +247,7 @@ def test_stopped_at_any_call_the_log_is_what_was_committed(kind: str, effort: Ef
     assert every_call(kind, 1, step=effort(8, 2, 2)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_whatever_call_fails_the_log_is_what_was_committed(kind: str, number: int, effort: Effort) -> None:

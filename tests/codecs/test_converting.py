@@ -246,6 +246,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(converting, "COMMIT_TRANSACTIONS", 4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("often")
 def test_a_power_cut_at_any_call_and_again_equals_an_uninterrupted_run() -> None:
     """Killed at any moment, started again, it continues, and the result is the one of an uninterrupted run."""

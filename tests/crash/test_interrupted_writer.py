@@ -196,6 +196,7 @@ def run_all(seed: int, name: str, every: int) -> int:
         step += every
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*OPERATIONS, "close", "open"])
 def test_an_exception_at_a_sample_of_lines_loses_nothing(name: str, effort: Effort) -> None:
     """The slow form raises at each line."""
@@ -217,6 +218,7 @@ class Alarm(Exception):
     """What the handler of a timer raises, as programs do that limit the time of a call."""
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a weak reference's callback
 @pytest.mark.parametrize("size", [300, 100_000])
 def test_a_timer_that_raises_at_any_moment_loses_nothing(tmp_path: Path, size: int) -> None:
@@ -375,6 +377,7 @@ def test_a_handler_that_commits_over_its_own_threads_sync_does_not_wait_for_it(o
     assert set(told.synced) <= set(names)
 
 
+@pytest.mark.long
 def test_an_opening_that_is_broken_off_keeps_no_lock(tmp_path: Path, effort: Effort) -> None:
     path = tmp_path / "log"
     Log.open(path, source_id="db").close()

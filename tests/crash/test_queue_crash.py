@@ -104,6 +104,7 @@ def test_the_life_has_every_kind_of_call() -> None:
     }
 
 
+@pytest.mark.long
 def test_a_cut_at_every_call_of_a_life_loses_nothing(effort: Effort) -> None:
     seed = 1
     total = lived(seed, STEPS).calls
@@ -113,6 +114,7 @@ def test_a_cut_at_every_call_of_a_life_loses_nothing(effort: Effort) -> None:
             run_once(seed, cut, 0, STEPS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(2, 10)))
 def test_a_cut_at_a_sample_of_calls_loses_nothing(seed: int) -> None:
     """The same over other lives, whose containers and memory differ."""
@@ -175,6 +177,7 @@ def test_what_was_cut_off_once_is_not_found_again(fate: int) -> None:
             assert not any(rubbish[at : at + 32] in cut for at in range(0, len(rubbish), 32)), "cut off twice"
 
 
+@pytest.mark.long
 def test_what_a_failing_call_leaves_is_no_more_than_a_crash(effort: Effort) -> None:
     """Each call fails once; the store says so or goes on, and nothing durable is lost."""
     seed = 3

@@ -347,6 +347,7 @@ def found(disk: SimDisk, rng: random.Random) -> View:
     return last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MATRIX)
 def test_each_row_of_the_crash_matrix(name: str, effort: Effort) -> None:
     row = MATRIX[name]

@@ -135,6 +135,7 @@ def run_once(kind: str, keep: Keep, cut: int, fate: int) -> bool:
     return not finished
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "keep"),
     [

@@ -218,6 +218,7 @@ def run_case(name: str, cut_at: int, fate: int) -> None:
     check(end(disk, rng), history, rng, 1_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_rollback_is_complete_or_never_began(name: str, effort: Effort) -> None:
     """I28, I29: a cut at each call of a rollback, several fates each."""

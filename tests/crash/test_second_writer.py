@@ -98,6 +98,7 @@ def run_all(seed: int, name: str, most: int | None) -> int:
     return calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*OPERATIONS, "close"])
 def test_a_second_writer_at_a_sample_of_calls(name: str) -> None:
     """The slow form lets one come at each."""

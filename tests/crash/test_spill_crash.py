@@ -155,6 +155,7 @@ def test_the_life_spills_commits_aborts_and_purges() -> None:
     assert gone > 20
 
 
+@pytest.mark.long
 def test_a_cut_at_every_call_of_a_life_leaves_each_transaction_whole_or_not_at_all(effort: Effort) -> None:
     """At a sample of them in `make unit`."""
     seed = 1
@@ -165,6 +166,7 @@ def test_a_cut_at_every_call_of_a_life_leaves_each_transaction_whole_or_not_at_a
             run_once(seed, cut, 0, STEPS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(2, 12)))
 def test_a_cut_at_a_sample_of_calls(seed: int) -> None:
     total = calls_of(seed, STEPS).calls
@@ -233,6 +235,7 @@ def run_purge(cut: int, fate: int, second: int = 0) -> tuple[bool, bool]:
     return went[0], went[1]
 
 
+@pytest.mark.long
 def test_a_cut_at_every_call_of_a_purge_leaves_no_reference_without_its_parts(effort: Effort) -> None:
     """tokumx.md A8.6: first the log, then what nothing in it refers to any more."""
     cut = 1
@@ -241,6 +244,7 @@ def test_a_cut_at_every_call_of_a_purge_leaves_no_reference_without_its_parts(ef
     assert cut > 10
 
 
+@pytest.mark.long
 def test_a_segment_that_a_killed_purge_removed_does_not_come_back_to_lost_spill() -> None:
     """The removal that the next opening finds is durable before it drops what only that segment referred to."""
     # Only an opening that drops spill has twelve calls: the purge ended between removing a segment and the sync.

@@ -76,6 +76,7 @@ def test_each_value_alone_and_all_in_one_column() -> None:
         assert list(rows(read(log, unit=Unit.TRANSACTION))) == list(transaction_rows(log))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(6), 2))
 def test_random_changes(seed: int) -> None:
     """Several tables in a transaction, several fragments, statements among the rows, small and large batches."""
@@ -100,6 +101,7 @@ def test_random_changes(seed: int) -> None:
             assert list(rows(read(reader, 3, until=until))) == [row for row in wanted if 3 <= row["seqno"] <= 21]
 
 
+@pytest.mark.long
 def test_what_sqlite_can_store(tmp_path: Path) -> None:
     """tests/fix_type_cases.py: every type that SQLite declares, with its extremes, through the source itself."""
     database = connect(str(tmp_path / "types.db"))

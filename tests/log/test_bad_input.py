@@ -199,6 +199,7 @@ def test_a_segment_of_more_than_4_gib_is_named(number: int, tmp_path: Path) -> N
 # --- writers and locks ---
 
 
+@pytest.mark.long
 def test_a_second_writer_changes_nothing() -> None:
     disk = SimDisk()
     with open_log(disk) as log:
@@ -211,6 +212,7 @@ def test_a_second_writer_changes_nothing() -> None:
         fill(log, 1, start=3)
 
 
+@pytest.mark.long
 def test_upkeep_in_another_process_is_kept_away(tmp_path: Path) -> None:
     path = tmp_path / "log"
     program = "import sys; from tranlog.log.writing.log import Log; Log.open_for_upkeep(sys.argv[1])"

@@ -316,6 +316,7 @@ def run_case(seed: int, number: int) -> str:
 # --- the cases -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_everybody_agrees_about_a_harmed_log(effort: Effort, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)

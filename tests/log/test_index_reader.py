@@ -516,6 +516,7 @@ def walk_nothing_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "WALK_WHOLE_BYTES", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(12), 3))
 def test_with_and_without_it_every_answer_is_the_same(small_buckets: None, walk_nothing_whole: None, seed: int) -> None:
     """Over purge, rotation, rollback, reopening, kill, and an index that is renewed, damaged, gone, or an older one."""

@@ -179,6 +179,7 @@ def test_impossible_options_are_refused(changed: dict[str, Any], option: str) ->
 # --- the lock --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_one_writer_in_a_process(tmp_path: Path) -> None:
     """D: testOneWriter, WriteLockTest. The same thread cannot open it twice either."""
     import os
@@ -200,6 +201,7 @@ def test_closing_another_descriptor_does_not_drop_the_lock(tmp_path: Path) -> No
             Log.open(tmp_path / "log", source_id="db1")
 
 
+@pytest.mark.long
 def test_one_writer_among_processes(tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     script = (

@@ -379,6 +379,7 @@ def test_what_is_lost_is_written_down_before_it_is() -> None:
     assert tuple(spans) == planned(outcome).lost.gtids
 
 
+@pytest.mark.long
 def test_a_writer_keeps_repair_away_and_the_other_way_round() -> None:
     disk = log_of()
     with open_log(disk), pytest.raises(LogLockedError):

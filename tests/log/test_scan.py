@@ -228,6 +228,7 @@ def test_the_bytes_of_a_sync_record_in_a_payload_prove_nothing() -> None:
         assert [one[1] for one in contents(log)] == ["e0", "e1", "e2"]
 
 
+@pytest.mark.long
 def test_a_reference_in_a_bad_record_is_no_number_to_count_to(caplog: pytest.LogCaptureFixture) -> None:
     """Without checksums one wrong bit says that a transaction refers into 2^31 spill segments."""
     disk = SimDisk()

@@ -40,6 +40,7 @@ def test_a_text_that_is_not_there_once_is_refused() -> None:
             rewritten(source, [edit])
 
 
+@pytest.mark.long
 def test_every_process_becomes_the_mutant_and_keeps_no_trace_of_it() -> None:
     """The changed module is what is imported, also by a child; another process has the product again."""
     show = (

@@ -68,6 +68,7 @@ def target(tmp_path: Path, workload: Workload) -> SqliteTarget:
 KEYS = tuple((f"{shard}.items", "id") for shard in ("east", "north", "south", "west"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     few_of(

@@ -158,6 +158,7 @@ def read(log: tuple[Entry, ...], dies_at: int, counting: Counting = loading.coun
 BEGINNINGS: tuple[Rows, ...] = ((), ((1, 0),), ((2, 0),), ((1, 0), (2, 1)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", BEGINNINGS, ids=str)
 def test_every_order_of_changes_and_steps_leads_to_the_source_s_rows(rows: Rows) -> None:
     logs = all_logs(rows, 3)

@@ -71,6 +71,7 @@ def applied(target: SqliteTarget) -> set[int]:
     return {row for _, row, _ in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("watch", "last"),
     [

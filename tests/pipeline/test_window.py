@@ -72,6 +72,7 @@ def apply_all(window: Window, channels: list[int]) -> list[TaskResult]:
     return results
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     few_of(
@@ -105,6 +106,7 @@ def test_windows_apply_what_the_log_holds(tmp_path: Path, plan: ShardPlan, size:
     assert done.skipped == (last + 1) * (plan.channels - 1)
 
 
+@pytest.mark.long
 def test_a_share_again_and_from_any_position(tmp_path: Path) -> None:
     """A task that Spark runs again, and channels that a kill left apart, take of a window what they lack."""
     plan = ShardPlan(channels=3, mapping=(("east", 1), ("north", 2)))
@@ -157,6 +159,7 @@ def test_a_window_holds_no_more_than_it_may(tmp_path: Path) -> None:
     assert all(carried.get(one.header.seqno) is None for one in large)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3_000])
 def test_a_small_window_goes_on(tmp_path: Path, size: int) -> None:
     """One transaction at least, however small the window is."""

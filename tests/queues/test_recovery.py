@@ -207,6 +207,7 @@ def test_each_byte_at_which_a_log_is_cut_leaves_whole_groups(life: Callable[[Log
         assert found.end_offset - cut < 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("life", MATRIX)
 @pytest.mark.parametrize("former", MATRIX)
 def test_a_former_use_of_the_container_is_no_part_of_the_log(

@@ -151,6 +151,7 @@ def test_content_of_another_length_than_said_is_refused(store: MessageStore) -> 
     assert drain(store, "a") == [b"y"]
 
 
+@pytest.mark.long
 def test_space_comes_back_with_the_messages(store: MessageStore, path: Path) -> None:
     """Conformance R8: after all is consumed and one more is added, two containers, and one ahead of need."""
     for number in range(2_000):
@@ -567,6 +568,7 @@ def flow(store: MessageStore, count: int, held: int = 10) -> int:
     return most
 
 
+@pytest.mark.long
 def test_an_old_message_is_moved_and_keeps_its_id_and_its_place(store: MessageStore, path: Path) -> None:
     """The trap of D:67-72: one message that stays must not make the log grow."""
     old = [store.publish(b"old %d" % number * 100, queues=["b", "a"], header=b"h") for number in range(3)]
@@ -615,6 +617,7 @@ def test_containers_are_bounded_over_many_uses(store: MessageStore) -> None:
     assert store._journal.buffer.number > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("initial", [2, 3, 4, 9])
 def test_a_container_given_back_takes_no_other_ones_name(path: Path, initial: int) -> None:
     """A store of four or more: the first ones were back before the last ones were ever used."""

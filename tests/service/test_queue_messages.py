@@ -148,6 +148,7 @@ def test_names_that_are_not_there_and_bad_words(mail: Mail, tmp_path: Path) -> N
     assert mail("publish", str(tmp_path / "nowhere"), "x", "--queue", "a")[0] == 4
 
 
+@pytest.mark.long
 def test_a_store_that_another_process_holds_says_which(mail: Mail) -> None:
     path = str(mail.path)
     program = (

@@ -196,7 +196,8 @@ def test_the_human_form_tells_all_parts() -> None:
         "stands at 0-1-7",
         "log       log, written by pid 7",
         "applied up to 17, lag 3 transactions, 1.5 s, 12 transactions/s",
-        "          0       17        3             5          9       1      2         6  2011-07-01 15:15:17.0",
+        "          channel  applied  behind  transactions  changes  serial  waits  tx/s  commit time (UTC)\n"
+        "                0       17       3             5        9       1      2     6  2011-07-01 15:15:17.0",
         "target    PROBLEM: does not answer",
         "waits for channel 0 at seqno 18",
     ):

@@ -65,6 +65,7 @@ def test_the_template_loads_as_it_is_and_with_every_key(source: str, target, fol
     assert "hush" not in repr(config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_line_is_a_default_or_an_example_and_says_which(source: str, target, folder: Path) -> None:

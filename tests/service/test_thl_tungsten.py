@@ -264,6 +264,7 @@ def test_a_long_listing_says_on_stderr_how_far_it_is(
     assert "listed up to seqno 4096 of 4999" in err.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     [

@@ -33,6 +33,7 @@ def test_one_seed_takes_the_same_steps() -> None:
     assert one.cluster.trace == other.cluster.trace
 
 
+@pytest.mark.long
 def test_wrong_clocks_change_nothing() -> None:
     """Inv 25: hours of difference to the true time change no election, no order and no commit."""
     one, other = Swarm(3), Swarm(3, skew=-7_200_000)

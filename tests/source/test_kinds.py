@@ -15,6 +15,7 @@ def test_a_kind_is_there_under_its_name(name: str) -> None:
     assert source_kind(name).options.kind == name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "module", "library"), [("mariadb", "pymysql", "PyMySQL"), ("postgres", "psycopg", "psycopg")]
 )

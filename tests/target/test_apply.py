@@ -84,6 +84,7 @@ def test_updates_of_different_columns_keep_what_they_do_not_change(bench: Bench)
     assert bench.rows(ITEMS) == content([row(1, "b", 1), row(2, None, 7)])
 
 
+@pytest.mark.long
 def test_a_transaction_of_many_batches(bench: Bench) -> None:
     bench.target.rows.create_table(ITEMS)
     count = 2 * SETTLE_ROWS + 7
@@ -523,6 +524,7 @@ def draw_finite(rng: random.Random, column: Column) -> Value:
     return 0.25 if isinstance(value, float) and (not isfinite(value) or value == 0.0) else value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_random_changes_end_as_in_a_model(
     options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], seed: int

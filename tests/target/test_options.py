@@ -60,6 +60,7 @@ def test_options_travel_and_keep_their_secret(kind: str) -> None:
     assert "secret" not in repr(options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "module", "library"), [("postgres", "psycopg", "psycopg"), ("mariadb", "pymysql", "PyMySQL")]
 )

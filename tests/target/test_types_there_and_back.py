@@ -28,6 +28,7 @@ def keyed(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "by key")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", ["typed", "untyped"])
 def test_every_value_comes_back_as_it_was(bench: Bench, keyed: bool, group: str) -> None:
     """Each value is inserted, updated to NULL, updated back, compared; and the row is found again by its values."""
@@ -47,6 +48,7 @@ def test_every_value_comes_back_as_it_was(bench: Bench, keyed: bool, group: str)
 NO_KEYS = ("any decimal", "json")  # 1.0 and 1.00 are one key; PostgreSQL knows no order of json
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NO_KEYS])
 def test_every_value_serves_as_a_key(bench: Bench, name: str) -> None:
     col, values = CASES[name]

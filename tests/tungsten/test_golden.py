@@ -31,6 +31,7 @@ BUILT = ("unknown checksum type", "NUL in JSON")
 """Kinds that no directory of the real replicator at hand shows; cases for them are built below."""
 
 
+@pytest.mark.long
 def test_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     """Issue 6, items 1 and 2: nothing differs but what is meant, and every kind on the list is met with."""
     code = main([str(GOLDEN)])
@@ -153,6 +154,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "harm", "told"),
     [

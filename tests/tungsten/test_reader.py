@@ -127,6 +127,7 @@ def test_seek_inside_the_last_range_and_one_more_is_written() -> None:
     assert [None if one is None else one.record.seqno for one in found] == [10, 15, None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_ranges_are_read_back_and_found_from_every_seqno(share: float, seed: int) -> None:

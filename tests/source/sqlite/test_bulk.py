@@ -252,6 +252,7 @@ def test_most_of_it_is_noted_together(pair: Pair, effort: Effort) -> None:
     assert pair.fast.payloads()[1:] != [] and changes_in(pair.fast.payloads()) == changes_in(pair.slow.payloads())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", few_of(SQLITE, 6), ids=lambda case: (case.declared + case.suffix).replace(" ", "_") or "none"
 )
@@ -372,6 +373,7 @@ ODD_VALUES: list[Any] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("declared", ["INT", "TEXT", "REAL", "NUMERIC", "BLOB"])
 def test_objects_that_are_read_in_more_than_one_way(pair: Pair, declared: str) -> None:
     """Alone, first, in the middle of usual ones; what SQLite refuses is refused at the same row."""
@@ -499,6 +501,7 @@ def test_rowids_that_sqlite_chooses(pair: Pair) -> None:
 # --- what goes the way of the hook -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "sql"),
     [
@@ -844,6 +847,7 @@ def all_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk.BulkInsert, "head", lambda self, bound, count: bound.encoded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mutant",
     [nothing_like_a_number, nothing_made_of_floats, no_facts, texts_take_numbers, no_rowid_is_counted, all_rows_stay],

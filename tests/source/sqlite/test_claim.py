@@ -207,6 +207,7 @@ def damage(path: str, kind: str) -> None:
         file.write(raw)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["missing", "cut", "zeros", "longer", "uuid", "history", "id", "token", "check", "unreadable"]
 )
@@ -489,6 +490,7 @@ def test_a_new_log_without_the_file_begins_with_what_may_be_new(place: Place) ->
 # --- the WAL ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_wal_stays_small_while_capture_is_behind(place: Place) -> None:
     """A read that goes on for long keeps no read transaction open: the WAL begins anew while it lasts."""
     for _ in range(10):
@@ -504,6 +506,7 @@ def test_the_wal_stays_small_while_capture_is_behind(place: Place) -> None:
     assert sum(1 for _ in reading) == 70
 
 
+@pytest.mark.long
 def test_a_wal_that_grew_large_is_cut(place: Place) -> None:
     with place.db:
         for _ in range(75):

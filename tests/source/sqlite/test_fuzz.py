@@ -323,6 +323,7 @@ def run_fuzz(seed: int, path: Path, statements: int) -> Fuzz:
     return fuzz
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(8)))
 def test_a_replica_stays_equal_after_every_transaction(seed: int, tmp_path: Path) -> None:
     fuzz = run_fuzz(seed, tmp_path / "source.db", 1500)

@@ -196,6 +196,7 @@ def test_a_failed_statement_on_a_wide_table_is_cut_back(place: Place, columns: i
     assert place.rows()[2][1] == (1, *range(columns - 1))
 
 
+@pytest.mark.long
 def test_a_create_table_costs_what_it_and_its_guards_do(place: Place, tmp_path: Path) -> None:
     """Of 400: reading all tables anew after each took two hundred times as long as SQLite needs for them."""
     plain = apsw.Connection(str(tmp_path / "plain.db"))

@@ -11,6 +11,7 @@ import typer
 
 from tranlog.service.commands.orders import config_of
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.tables import table_lines
 from tranlog.source.kinds import SourceObject, source_kind
 
 source_app = new_app(help="What capture made at the source.\n\n\b\nExample:\n  tranlog source list")
@@ -25,8 +26,9 @@ def _show(found: list[SourceObject], as_json: bool) -> None:
     if as_json:
         print_json({"installed": [one._asdict() for one in found]})
         return
-    for one in found:
-        print(f"{one.kind}  {one.name}  {one.state}{'' if one.configured else '  (not of this configuration)'}")
+    cells = [(one.kind, one.name, one.state, "yes" if one.configured else "no") for one in found]
+    for line in table_lines(("kind", "name", "state", "of this configuration"), cells) if cells else ():
+        print(line)
 
 
 @source_app.command("list")

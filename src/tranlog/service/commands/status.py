@@ -24,8 +24,9 @@ from tranlog.pipeline.rules.progress import LastError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
-from tranlog.pipeline.status.status import LogState, PipelineState, Status, WaitsFor, picked
+from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status, WaitsFor, picked
 from tranlog.service.config.config import Config
+from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.client import RunningPipeline, capture_state
 from tranlog.service.process.last_error import last_error
 from tranlog.service.process.sockets import CAPTURE_NAME
@@ -34,6 +35,10 @@ from tranlog.target.target import NOBODY
 
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""
+_CHANNEL_HEADS: Final = (
+    *(">channel", ">applied", ">behind", ">transactions", ">changes", ">serial", ">waits", ">tx/s"),
+    "commit time (UTC)",
+)
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,20 +304,18 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
     rate = "" if pipeline.transactions_per_s is None else f", {pipeline.transactions_per_s:.0f} transactions/s"
     lag_text = "not known" if lag is None else f"{lag.seqnos} transactions, {lag.ms / 1000:.1f} s"
     yield f"          applied up to {pipeline.restart_seqno}, lag {lag_text}{rate}"
-    yield "          channel  applied   behind  transactions    changes  serial  waits      tx/s  commit time (UTC)"
-    for one in channels:
-        row, counts = one.row, one.counters
-        rate = "-" if one.transactions_per_s is None else f"{one.transactions_per_s:.0f}"
-        behind = "-" if one.behind is None else one.behind
-        when = time_text(row.tstamp) if row.epoch else "-"
-        yield (
-            f"          {row.channel:>7} {row.applied_seqno:>8} {behind:>8} {counts.transactions:>13} "
-            f"{counts.changes:>10} {counts.serial:>7} {counts.waits:>6} {rate:>9}  {when}"
-        )
+    yield from table_lines(_CHANNEL_HEADS, map(_channel_cells, channels), indent=10)
     for one in channels:
         if one.in_flight is not None:
             age = f"{_seconds(now - one.in_flight.began_at)}, told {_seconds(now - one.in_flight.written_at)} ago"
             yield f"          channel {one.row.channel} is in {one.in_flight.text}, for {age}"
+
+
+def _channel_cells(one: ChannelState) -> tuple[object, ...]:
+    row, counts = one.row, one.counters
+    rate = None if one.transactions_per_s is None else f"{one.transactions_per_s:.0f}"
+    work = counts.transactions, counts.changes, counts.serial, counts.waits
+    return row.channel, row.applied_seqno, one.behind, *work, rate, time_text(row.tstamp) if row.epoch else None
 
 
 def _ended(error: LastError) -> str:

@@ -19,6 +19,7 @@ from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_runnin
 from tranlog.service.config.config import find_log
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
 
 hold_app = new_app(help="Who still needs the log: it is not purged.\n\n\b\nExample:\n  tranlog hold list")
@@ -44,14 +45,15 @@ def hold_json(one: Hold, *, running: bool) -> dict[str, object]:
 
 
 def hold_lines(holds: list[tuple[Hold, bool]], now: int) -> Iterator[str]:
-    """Yield a line for each hold, with whether its pipeline runs."""
+    """Yield a table with a line for each hold, and whether its pipeline runs."""
+    rows = []
     for one, running in holds:
         needs = "everything (its file is damaged)"
         if one.restart_seqno is not None:
             needs = f"seqno {max(one.restart_seqno, 0)} on"
-        kind = "reader" if one.applied_seqno is None else "pipeline"
-        state = ", runs" if running else f", written {(now - one.written_at) / 1000:.0f} s ago"
-        yield f"{one.name}  needs {needs}  {kind}{state}  {one.holder}".rstrip()
+        state = "runs" if running else f"written {(now - one.written_at) / 1000:.0f} s ago"
+        rows.append((one.name, needs, "reader" if one.applied_seqno is None else "pipeline", state, one.holder))
+    return table_lines(("hold", "needs", "kind", "state", "holder"), rows) if rows else iter(())
 
 
 @hold_app.command("list")

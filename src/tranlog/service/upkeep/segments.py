@@ -33,6 +33,7 @@ from tranlog.service.config.config import find_log
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
+from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import Trim, Trimmed
 from tranlog.service.process.client import capture_state
 from tranlog.service.process.log_index import IndexExtent, WriterIndex, index_lines, stored_extent
@@ -154,10 +155,13 @@ def _last_event(reader: LogReader, cursor: Cursor, stats: Sequence[SegmentStat],
 
 def segment_lines(rows: Sequence[ListedSegment]) -> Iterator[str]:
     """Yield the lines of `tranlog log segments`."""
-    for row in rows:
-        span = "no transaction" if row.first_gtid is None else f"{row.first_gtid} to {row.last_gtid}"
-        created = "no time yet" if row.created_at is None else f"created {time_text(row.created_at)}"
-        yield f"{row.name}  {span}  {created}  {row.bytes} bytes, {row.on_disk} on disk"
+    heads = "segment", "first", "last", "created", ">bytes", ">on disk"
+    cells = [
+        (row.name, row.first_gtid, row.last_gtid, None if row.created_at is None else time_text(row.created_at))
+        + (row.bytes, row.on_disk)
+        for row in rows
+    ]
+    return table_lines(heads, cells) if cells else iter(())
 
 
 def segment_json(row: ListedSegment) -> dict[str, object]:
@@ -177,13 +181,13 @@ def segment_json(row: ListedSegment) -> dict[str, object]:
 
 
 def spill_lines(rows: Sequence[tuple[SpillStat, int]]) -> Iterator[str]:
-    """Yield a line for each spill segment and what is set aside for it, after those of the log's own."""
-    for row, on_disk in rows:
-        referred = "nothing refers to it" if row.referred_by is None else f"referred to up to {row.referred_by}"
-        yield (
-            f"{row.name}  {referred}  created {time_text(row.created_at)}  "
-            f"{row.raw_bytes} bytes in {row.chunks} chunks, {row.bytes} written, {on_disk} on disk"
-        )
+    """Yield the lines of the spill segments and what is set aside for each, after those of the log's own."""
+    heads = "spill segment", "referred to up to", "created", ">chunks", ">in them", ">bytes", ">on disk"
+    cells = [
+        (row.name, row.referred_by, time_text(row.created_at), row.chunks, row.raw_bytes, row.bytes, on_disk)
+        for row, on_disk in rows
+    ]
+    return table_lines(heads, cells) if cells else iter(())
 
 
 def spill_json(row: SpillStat, on_disk: int) -> dict[str, object]:

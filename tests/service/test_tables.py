@@ -1,0 +1,28 @@
+"""Tables on stdout: whole in a pipe, within the width of a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import termios
+
+import pytest
+
+from tranlog.service.frame.tables import table_lines
+
+HEADS = ("name", ">bytes")
+ROWS = [("a", 5), ("[b]", 12_345), ("c" * 90, None)]
+
+
+def test_a_pipe_gets_every_cell_whole() -> None:
+    widths = [("name", "bytes"), ("a", "5"), ("[b]", "12345"), ("c" * 90, "-")]
+    assert list(table_lines(HEADS, ROWS, indent=2)) == [f"  {name:<90}  {count:>5}" for name, count in widths]
+
+
+def test_a_terminal_is_not_left_on_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, side = pty.openpty()
+    with os.fdopen(main, "rb", 0), os.fdopen(side, "w") as terminal:
+        termios.tcsetwinsize(side, (20, 60))
+        monkeypatch.setattr("sys.stdout", terminal)
+        lines = list(table_lines(HEADS, ROWS, indent=4))
+    assert max(map(len, lines)) <= 60 and "".join(lines).count("c") == 90
