@@ -35,7 +35,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain long test soak kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb clean
+.PHONY: help install check unit plain long test soak kill group-kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -92,6 +92,9 @@ soak: install ## hours: the slow tests, then all others with many more examples 
 kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEED=1: nothing lost, nothing doubled
 	@$(PACKAGES) java mariadb postgres
 	$(call verdict,PYTHONPATH=examples $(BIN)/python tests/kill/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
+
+group-kill: install ## ROUNDS=50 rounds of kill -9, SIGSTOP and step-down in a group of three, under commits, from SEED=1
+	$(call verdict,d=$$(mktemp -d) && $(BIN)/python tests/kill/group_kill.py $$d --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 replica-diff: install ## FILES=n of the server's regression files (default: all), drawn by SEED=1, against a native replica
 	@$(PACKAGES) mariadb mariadb-test postgres

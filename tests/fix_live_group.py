@@ -100,6 +100,13 @@ class LiveGroup:
         for name in others:
             self.order(first, "add", name=name, address=self.options[name].listen)
 
+    def add(self, name: str, **body: object) -> None:
+        """Start another node, and have it admitted."""
+        listen = f"127.0.0.1:{free_port()}"
+        self.options[name] = NodeOptions(dir=str(self.folder / name), group="shop", node=name, listen=listen)
+        self.start(name)
+        self.order(next(iter(self.options)), "add", name=name, address=listen, **body)
+
     def primaries(self) -> list[str]:
         """Return who takes itself for the primary."""
         return [name for name, node in self.nodes.items() if node.standing.state == PRIMARY]

@@ -6,6 +6,7 @@ docs/replication.md; docs/protocol.md.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from pathlib import Path
@@ -13,21 +14,30 @@ from pathlib import Path
 import pytest
 
 from fix_live_group import differences, events, eventually, live_group, words
-from tranlog.errors import ConfigError, GroupOrderError, LogLockedError, MemberLogError
+from tranlog.errors import (
+    CommitRefusedError,
+    ConfigError,
+    GroupOrderError,
+    LogLockedError,
+    MemberLogError,
+    NoPrimaryError,
+)
 from tranlog.ids import Gtid
 from tranlog.log.writing.log import Log
-from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.client import Answer, RolledBack, Satisfied, TimedOut
 from tranlog.replication.acting.node import GroupNode, found_group
 from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
 from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Join, Pulse, Records, encode
+from tranlog.service.commands.grouping import group_app
 from tranlog.testing.servers import free_port
+
+PAGE = Path(__file__).parents[3] / "docs" / "replication.md"
 
 
 def test_a_group_of_one_elects_itself_and_commits(tmp_path: Path) -> None:
     with live_group(tmp_path, "a") as group, group.client() as client:
         answer = client.commit(words("one"), w=MAJORITY, wtimeout=60.0, event_id="e1")
         assert isinstance(answer, Satisfied) and answer.written_to == ("a",) and answer.primary == "a"
-        assert answer.gtid is not None
         assert client.ask(answer.gtid, w=1) == Satisfied(gtid=answer.gtid, written_to=("a",), primary="a")
         assert client.wait(at_least=answer.gtid)
     assert events(tmp_path / "a") == ["e1"]
@@ -40,7 +50,6 @@ def test_three_nodes_hold_what_a_majority_acknowledged(tmp_path: Path) -> None:
         for at in range(40):
             answer = client.commit(words(f"number {at}"), w=MAJORITY, wtimeout=60.0, event_id=f"e{at}")
             assert isinstance(answer, Satisfied) and len(answer.written_to) >= 2
-            assert answer.gtid is not None
             acknowledged.append(answer.gtid)
         assert acknowledged == sorted(acknowledged)
         assert isinstance(client.commit(words("at all"), w=3, wtimeout=60.0, event_id="all"), Satisfied)
@@ -81,7 +90,7 @@ def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(tmp_path: Path)
             group.stop(name)
         with group.client() as client:
             answer = client.commit(words("alone"), w=1, wtimeout=60.0, event_id="alone")
-            assert answer.written_to == (former,) and answer.gtid is not None
+            assert isinstance(answer, Satisfied) and answer.written_to == (former,)
         group.stop(former)
         for name in others:
             group.start(name)
@@ -92,7 +101,7 @@ def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(tmp_path: Path)
         assert list((tmp_path / former / "rollback").iterdir()) != []
         with group.client() as client:
             told = client.ask(answer.gtid, w=MAJORITY, wtimeout=60.0)
-            assert type(told).__name__ == "RolledBack"
+            assert isinstance(told, RolledBack)
 
 
 @pytest.mark.long
@@ -154,6 +163,64 @@ def test_a_transaction_that_spills_reaches_every_log(tmp_path: Path) -> None:
         for name in "abc":
             assert events(tmp_path / name) == ["big", "small"]
     assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "a", tmp_path / "c") == ""
+
+
+@pytest.mark.long
+def test_a_witness_votes_and_holds_nothing(tmp_path: Path) -> None:
+    """Of two nodes and a witness one may go, and what a majority acknowledged is there."""
+    with live_group(tmp_path, "ab") as group, group.client() as client:
+        group.add("w", witness=True)
+        answer = client.commit(words("x"), w=MAJORITY, wtimeout=60.0, event_id="x")
+        assert isinstance(answer, Satisfied) and sorted(answer.written_to) == ["a", "b"]
+        with pytest.raises(CommitRefusedError, match="2 nodes hold data"):
+            client.commit(words("x"), w=3)
+        former = group.await_primary()
+        group.stop(former)
+        eventually(lambda: len(group.primaries()) == 1)
+        assert {*group.primaries(), former} == {"a", "b"}
+        answer = client.commit(words("y"), w=1, wtimeout=60.0, event_id="y")
+        while not isinstance(answer, Satisfied):
+            answer = client.commit(words("y"), w=1, wtimeout=60.0, event_id="y")
+        assert isinstance(client.ask(answer.gtid, w=MAJORITY, wtimeout=0.1), TimedOut), "one copy is no majority of two"
+        status = group.run(group.nodes["w"].orders.status())
+        assert (status.state, status.last) == ("WITNESS", NO_GTID)
+        group.start(former)
+        assert isinstance(client.ask(answer.gtid, w=MAJORITY, wtimeout=60.0), Satisfied)
+    assert events(tmp_path / "a") == events(tmp_path / "b") == ["x", "y"] and events(tmp_path / "w") == []
+
+
+@pytest.mark.long
+def test_one_node_goes_on_by_force_where_a_majority_is_lost(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group, group.client(find_s=0.5) as client:
+        assert isinstance(client.commit(words("x"), w=3, wtimeout=60.0, event_id="x"), Satisfied)
+        group.stop("a")
+        group.stop("b")
+        eventually(lambda: group.nodes["c"].standing.primary == "")
+        with pytest.raises(NoPrimaryError, match="Nothing was written"):
+            client.commit(words("nobody takes it"), w=1)
+        with pytest.raises(ConfigError, match="other nodes of the group can be named"):
+            group.order("c", "reconfigure", force=True, without=["c"])
+        assert group.order("c", "reconfigure", force=True, without=["a", "b"])["forced"] == "c"
+        assert group.await_primary() == "c"
+        assert isinstance(client.commit(words("y"), w=MAJORITY, wtimeout=60.0, event_id="y"), Satisfied)
+    assert events(tmp_path / "c") == ["x", "y"]
+
+
+@pytest.mark.long
+def test_the_program_of_the_page_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    with live_group(tmp_path) as group:
+        program, count = re.subn(r"thl://[^\"]*", group.url, program)
+        assert count == 1
+        exec(program.replace("wtimeout=2.0", "wtimeout=60.0"), {})
+    assert re.fullmatch(r"Satisfied\(gtid=.*\)\nSatisfied\(gtid=.*\)\nTrue\n", capsys.readouterr().out)
+
+
+def test_the_page_names_every_command() -> None:
+    text = PAGE.read_text()
+    commands = [command.name for command in group_app.registered_commands]
+    assert [name for name in commands if f"group {name}" not in text] == []
+    assert [kind.__name__ for kind in Answer.__subclasses__() if f"`{kind.__name__}`" not in text] == []
 
 
 def garbled(node: NodeId, group: str) -> list[bytes]:

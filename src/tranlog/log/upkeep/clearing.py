@@ -21,7 +21,6 @@ from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
-from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder, replace_file
 from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.files.scan import survey
@@ -84,12 +83,10 @@ def clear_log(
     `after` names the last GTID handed out where the log is too damaged to tell. Without `keep_position` the source
     starts where its options say, not where the log ended.
 
-    Raises LogLockedError while a writer holds it, MemberLogError, LogMissingError, CorruptRecordError (then give
-    `after`).
+    Raises LogLockedError while a writer holds it, LogMissingError, CorruptRecordError (then give `after`).
     """
     if not has_records(path, disk=disk):
         raise LogMissingError(path=path, why="there is nothing to clear")
-    check_no_member(path, disk)
     try:
         lock = disk.lock(os.path.join(path, LOCK_NAME))
     except BlockingIOError as exc:

@@ -23,7 +23,6 @@ from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, segment_name
-from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import (
     CUT_DIR,
     LOCK_NAME,
@@ -89,7 +88,7 @@ def repair(
 
     A repair that was interrupted is finished by another one. Raises LogLockedError, LogMissingError,
     LogUnreadableError, LogCodecError, HoldError, RepairRefusedError, DiskFullError, DiskFailedError, and what
-    `agree` raises; MemberLogError.
+    `agree` raises.
     """
     directory = directory_of(path)
     if not list_segments(directory, disk):
@@ -97,7 +96,6 @@ def repair(
     if dry_run:
         before, decision, _ = _look(directory, keep, disk, clock, progress)
         return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
-    check_no_member(directory, disk)
     try:
         lock = take_lock(directory, disk)
         try:

@@ -69,9 +69,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Satisfied(Answer, frozen=True):
     """It is in the log, and the write concern is met."""
 
+    gtid: Gtid
+
 
 class TimedOut(Answer, frozen=True):
     """It is in the primary's log, and the write concern was not met in time. It is not undone, and may be met yet."""
+
+    gtid: Gtid
 
 
 class NotPrimary(Answer, frozen=True):
@@ -84,6 +88,8 @@ class FailedOver(Answer, frozen=True):
 
 class RolledBack(Answer, frozen=True):
     """It is not in the group's log; it is in the rollback data of whoever took it."""
+
+    gtid: Gtid
 
 
 _KINDS: Mapping[str, type[Answer]] = {

@@ -85,9 +85,16 @@ class Orders:
     async def give(self, name: str, body: Body) -> Body:
         """Carry an order out, here or at the primary, and return its answer. Raises GroupOrderError, ConfigError."""
         self._check_member()
-        carry = {"add": self._add, "remove": self._remove, "step-down": self._step_down}.get(name)
+        carry = {
+            "add": self._add,
+            "remove": self._remove,
+            "step-down": self._step_down,
+            "reconfigure": self._force,
+        }.get(name)
         if carry is None:
             raise ConfigError(option="order", value=name, why="there is no such order")
+        if name == "reconfigure":
+            return await self._force(body)
         if name == "remove":
             await self._depose(str(body.get("name", "")))
         return await (carry(body) if self._node.standing.state == PRIMARY else self._pass_on(name, body))
@@ -219,6 +226,26 @@ class Orders:
             why = f"no other node had everything within {within:g} s"
             raise GroupOrderError(why=f"{why}; {node.options.node} stays primary, and commits go on")
         return {"stepped_down": node.options.node}
+
+    async def _force(self, body: Body) -> Body:
+        """Install a configuration here without asking anybody: of a majority that is lost for ever, or lost its logs.
+
+        What is committed and held by none of those that stay is lost. Raises GroupOrderError, ConfigError.
+        """
+        without = [str(name) for name in body.get("without", ())]
+        config = self._node.standing.config
+        unknown = sorted(set(without) - {one.name for one in config.members})
+        if unknown or self._node.options.node in without:
+            raise ConfigError(option="--without", value=unknown or without, why="other nodes of the group can be named")
+
+        def force(core: Core) -> str | None:
+            stay = [one for one in core.config.members if one.name not in without]
+            return core.reconfigure(successor(core.config, stay, epoch=core.mind.epoch, forced=True), forced=True)
+
+        why = await self._ask(force)
+        assert why is None, "a forced one is refused by nobody"
+        logger.warning("The configuration was forced here. without=%s", ",".join(without) or "nobody")
+        return {"forced": self._node.options.node, "without": without}
 
     async def _change(self, members: Callable[[Sequence[Member]], Sequence[Member]]) -> None:
         """Install a configuration with other members, as soon as that may be; return when a majority has it.

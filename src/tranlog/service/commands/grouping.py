@@ -23,7 +23,7 @@ from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
-from tranlog.service.process.api import AddNode, ByName, StepDown
+from tranlog.service.process.api import AddNode, ByName, Reconfigure, StepDown
 from tranlog.service.process.client import GRACE_S
 from tranlog.service.process.last_error import keeping_error
 from tranlog.service.process.node_part import HAND_OVER_S, NodePart, node_contexts, node_options
@@ -276,6 +276,32 @@ def remove(
         print_json(found)
     else:
         print(f"node {name} is not in the group any more")
+
+
+@group_app.command("reconfigure")
+@reaching_node
+def reconfigure(
+    asks: Ask,
+    force: Annotated[bool, typer.Option("--force", help="Whatever is lost by it.")] = False,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="NODE", help="Who is a member no more; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have one node go on by force, where a majority is lost for ever, or lost the end of its logs.
+
+    It asks nobody: what was committed, and is held by none of the nodes that stay, is lost. The nodes that are named
+    must not run any more. While a majority lives use `add` and `remove`.
+
+    \b
+    Example:
+      tranlog --conf a.toml group reconfigure --force --without b --without c
+    """
+    found = asks("/group/reconfigure", Reconfigure(force=force, without=tuple(without or ())))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}")
 
 
 @group_app.command("step-down")

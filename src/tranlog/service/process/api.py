@@ -152,6 +152,13 @@ class AddNode(_Body, frozen=True):
     tags: dict[str, str] = {}
 
 
+class Reconfigure(_Body, frozen=True):
+    """`force` has to be set: without the word of a majority, only by force. `without`: who is a member no more."""
+
+    force: bool
+    without: tuple[str, ...] = ()
+
+
 class StepDown(_Body, frozen=True):
     """Within how long another node must have everything; `force`: step down even if none has."""
 

@@ -69,6 +69,14 @@ class NodePart:
         """Have the primary hand over. Raises GroupOrderError where no other node has everything in time."""
         return self._order("step-down", asked)
 
+    @api.post("/group/reconfigure")
+    def reconfigure(self, asked: api.Reconfigure) -> dict[str, Any]:
+        """Force a configuration upon this node, whatever is lost by it. Raises GroupOrderError, ConfigError."""
+        if not asked.force:
+            why = "without a majority the configuration changes by force alone; `add` and `remove` change it else"
+            raise ConfigError(option="--force", value=None, why=why)
+        return self._order("reconfigure", asked)
+
     def _order(self, name: str, asked: msgspec.Struct) -> dict[str, Any]:
         return self._run(self._node.orders.give(name, msgspec.structs.asdict(asked)))
 
