@@ -25,6 +25,8 @@ from tranlog.log.writing.log import Log
 from tranlog.payload import decode
 from tranlog.pipeline.rules import loading
 from tranlog.source.mariadb import MariadbSource
+from tranlog.source.mariadb.position import gtid_text
+from tranlog.source.mariadb.snapshot import MariadbSnapshot
 from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.testing.servers import MariaDbAddress
 from tranlog.types import canonical
@@ -189,3 +191,25 @@ def test_a_table_without_snapshots_is_named_and_the_others_are_loaded(
         replay.read(log)
     assert replay.chunks == {(mariadb_database, "good"): 1}
     assert f"{mariadb_database}.plain" in caplog.text and "MyISAM" in caplog.text
+
+
+@pytest.mark.integration
+def test_an_event_beyond_the_packet_s_limit_keeps_no_load_away(mariadb: MariaDbAddress, mariadb_database: str) -> None:
+    """The server cannot count the GTIDs up to a place after it; an updated row has two images in its event."""
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, b LONGTEXT)", database=mariadb_database)
+    mariadb.execute("INSERT INTO t VALUES (1, REPEAT('x', 3000000))", database=mariadb_database)
+    ((before,),) = mariadb.execute("SELECT @@global.max_allowed_packet")
+    mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        ((file, offset, *_),) = mariadb.execute("SHOW MASTER STATUS")
+        assert mariadb.execute(f"SELECT BINLOG_GTID_POS('{file}', {offset})") == [(None,)]
+        snapshot = MariadbSnapshot(options_for(mariadb, databases=(mariadb_database,)))
+        (table,) = snapshot.tables()
+        assert len(list(snapshot.chunk(table, None, 10))) == 1
+        snapshot.close()
+        ((gtids,),) = mariadb.execute("SELECT @@global.gtid_binlog_pos")
+    finally:
+        mariadb.execute(f"SET GLOBAL max_allowed_packet = {before}")
+        mariadb.execute("FLUSH BINARY LOGS")
+    place = snapshot.position
+    assert (gtid_text(place.gtids), place.file, place.offset) == (gtids, file, offset)

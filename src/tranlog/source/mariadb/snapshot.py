@@ -6,6 +6,7 @@ Source: MariaDB's manual, "START TRANSACTION", "Enhancements for START TRANSACTI
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 import pymysql
 
@@ -18,6 +19,8 @@ from tranlog.source.mariadb.connection import MariadbSourceOptions, translated
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
 from tranlog.source.mariadb.tables import MariadbTables, connect_to_read, quoted_name
 from tranlog.types import Value
+
+_ATTEMPTS: Final = 20
 
 
 class MariadbSnapshot:
@@ -34,23 +37,21 @@ class MariadbSnapshot:
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-                cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
-                told = {_text(name).lower(): _text(value) for name, value in cursor.fetchall()}
-                place = told.get("binlog_snapshot_file", ""), int(told.get("binlog_snapshot_position") or 0)
-                # This connection converts nothing, so neither what it is given.
-                cursor.execute(f"SELECT BINLOG_GTID_POS('{place[0]}', {place[1]})")
-                ((gtids,),) = cursor.fetchall()
+                for _ in range(_ATTEMPTS):
+                    place, gtids = _taken(cursor)
+                    if gtids is not None:
+                        break
         except (pymysql.err.MySQLError, OSError) as exc:
             self.close()
             raise translated(exc, options) from exc
         if gtids is None:
             self.close()
             raise SourceSetupError(
-                why=f"{options.where} does not tell the binlog's position of a snapshot",
-                remedy="See that log_bin is on, and grant BINLOG MONITOR to the source's user",
+                why=f"{options.where} does not tell the GTIDs of a snapshot at {place[0]}:{place[1]}; it cannot where "
+                "that file holds an event beyond max_allowed_packet",
+                remedy="Run FLUSH BINARY LOGS, or raise max_allowed_packet, and begin again",
             )
-        self.position = BinlogPosition(gtids=parse_gtids(_text(gtids)), file=place[0], offset=place[1])
+        self.position = BinlogPosition(gtids=parse_gtids(gtids), file=place[0], offset=place[1])
         self._beside: dict[str, str] = {}
 
     @property
@@ -95,6 +96,29 @@ class MariadbSnapshot:
 def _raw(part: object) -> bytes:
     assert isinstance(part, bytes)
     return part
+
+
+def _taken(cursor: Any) -> tuple[tuple[str, int], str | None]:
+    """Take a snapshot; return where in the binlog it is, and its GTIDs, None where the server cannot tell them.
+
+    It reads the file up to there, and ends at an event beyond max_allowed_packet (the images of an updated row together
+    may be). Then the GTIDs are those of the whole binlog, if that ends where the snapshot is before and after.
+    """
+    cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
+    told = {_text(name).lower(): _text(value) for name, value in cursor.fetchall()}
+    place = told.get("binlog_snapshot_file", ""), int(told.get("binlog_snapshot_position") or 0)
+    # This connection converts nothing, so neither what it is given.
+    cursor.execute(f"SELECT BINLOG_GTID_POS('{place[0]}', {place[1]})")
+    ((gtids,),) = cursor.fetchall()
+    if gtids is not None:
+        return place, _text(gtids)
+    found = []
+    for query in ("SHOW MASTER STATUS", "SELECT @@global.gtid_binlog_pos", "SHOW MASTER STATUS"):
+        cursor.execute(query)
+        found.append(cursor.fetchall())
+    ends = [(_text(rows[0][0]), int(rows[0][1])) for rows in (found[0], found[2]) if rows]
+    return place, _text(found[1][0][0]) if ends == [place, place] else None
 
 
 def _text(raw: bytes | str) -> str:
