@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,6 +21,7 @@ from tranlog.service.group_client import connect_async, connect_group
 from tranlog.testing.servers import free_port
 
 ResultT = TypeVar("ResultT")
+Contexts = tuple[ssl.SSLContext | None, ssl.SSLContext | None]
 
 LONG_S = 60.0
 """A crowded machine takes longer than any of this should; only a test that fails waits so long."""
@@ -51,8 +53,10 @@ def differences(one: Path, other: Path) -> str:
 class LiveGroup:
     """Nodes by name, each in a folder of its name; the event loop runs in a thread of its own."""
 
-    def __init__(self, folder: Path, names: str) -> None:
+    def __init__(self, folder: Path, names: str, tls: Callable[[str], Contexts] | None = None) -> None:
+        """`tls` makes both sides of TLS for a node by its name."""
         self.folder = folder
+        self._tls: Callable[[str], Contexts] = tls or (lambda name: (None, None))
         self.loop = asyncio.new_event_loop()
         self.options = {
             name: NodeOptions(dir=str(folder / name), group="shop", node=name, listen=f"127.0.0.1:{free_port()}")
@@ -75,7 +79,8 @@ class LiveGroup:
         """Start a node."""
 
         async def begin() -> GroupNode:
-            node = GroupNode(self.options[name])
+            server, client = self._tls(name)
+            node = GroupNode(self.options[name], server_tls=server, client_tls=client)
             await node.start()
             return node
 
@@ -161,9 +166,9 @@ def eventually(found: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def live_group(folder: Path, names: str = "abc") -> Iterator[LiveGroup]:
+def live_group(folder: Path, names: str = "abc", tls: Callable[[str], Contexts] | None = None) -> Iterator[LiveGroup]:
     """Run a group while the block runs."""
-    group = LiveGroup(folder, names)
+    group = LiveGroup(folder, names, tls)
     try:
         group.form()
         yield group

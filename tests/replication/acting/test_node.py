@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fix_live_group import differences, events, eventually, live_group, words
+from fix_live_group import Contexts, LiveGroup, differences, events, eventually, live_group, words
+from fix_server import make_certificate
 from tranlog.errors import (
     CommitRefusedError,
     ConfigError,
@@ -29,6 +30,7 @@ from tranlog.replication.acting.node import GroupNode, found_group
 from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
 from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Join, Pulse, Records, encode
 from tranlog.service.commands.grouping import group_app
+from tranlog.service.config.exposure import group_contexts
 from tranlog.testing.servers import free_port
 
 PAGE = Path(__file__).parents[3] / "docs" / "replication.md"
@@ -221,6 +223,36 @@ def test_the_page_names_every_command() -> None:
     commands = [command.name for command in group_app.registered_commands]
     assert [name for name in commands if f"group {name}" not in text] == []
     assert [kind.__name__ for kind in Answer.__subclasses__() if f"`{kind.__name__}`" not in text] == []
+
+
+@pytest.mark.long
+def test_with_certificates_nodes_are_who_they_say(tmp_path: Path) -> None:
+    """Both sides show one of the group's authority; a node's bears its name."""
+    make_certificate(tmp_path, "authority")
+    make_certificate(tmp_path, "elsewhere")
+    for name in ("a", "b", "c", "program"):
+        make_certificate(tmp_path, name, signed_by="authority")
+    make_certificate(tmp_path, "stranger", signed_by="elsewhere")
+
+    def contexts(name: str, authority: str = "authority") -> Contexts:
+        pem, key, ca = (str(tmp_path / one) for one in (f"{name}.pem", f"{name}.key", f"{authority}.pem"))
+        return group_contexts("group.listen", "0.0.0.0:2112", pem, key, ca)
+
+    with live_group(tmp_path, "ab", contexts) as group:
+        with group.client(tls=contexts("program")[1]) as client:
+            assert isinstance(client.commit(words("x"), w=2, wtimeout=60.0), Satisfied)
+        for tls in (contexts("stranger")[1], contexts("stranger", "elsewhere")[1]):
+            with group.client(tls=tls, find_s=0.2) as client, pytest.raises(NoPrimaryError):
+                client.commit(words("x"))
+        masked = LiveGroup(tmp_path, "c", lambda name: contexts("b"))
+        try:
+            masked.start("c")
+            with pytest.raises(GroupOrderError, match="its certificate is that of b, not of c"):
+                group.order("a", "add", name="c", address=masked.options["c"].listen)
+        finally:
+            masked.close()
+    with pytest.raises(ConfigError, match="others reach this address: set tls_certificate"):
+        group_contexts("group.listen", "0.0.0.0:2112", None, None, None)
 
 
 def garbled(node: NodeId, group: str) -> list[bytes]:

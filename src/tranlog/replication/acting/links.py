@@ -181,7 +181,7 @@ class Link:
     async def _connect(self) -> None:
         greeting = _PeerGreeting(self._owner)
         wire, hello = await greet(self.address, greeting, self._tls)
-        why = self._owner.hello_refused(hello, self.member)
+        why = wire.certified_otherwise(self.member.name) or self._owner.hello_refused(hello, self.member)
         if why:
             wire.cut()
             raise HandshakeError(where=self.address, why=why)

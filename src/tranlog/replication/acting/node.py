@@ -406,7 +406,7 @@ class GroupNode:
         if not isinstance(packet, Join):
             wire.end(f"{type(packet).__name__} instead of Join")
             return
-        why = self._join_refused(packet)
+        why = self._join_refused(packet, wire)
         if why:
             wire.send(JoinRefused(text=why))
             wire.end(why)
@@ -414,7 +414,7 @@ class GroupNode:
         wire.peer, wire.purpose = packet.node, packet.purpose
         wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=PROTOCOL_VERSION))
 
-    def _join_refused(self, join: Join) -> str:
+    def _join_refused(self, join: Join, wire: Wire) -> str:
         own, config = self.standing.config.group, self.standing.config
         if PROTOCOL_VERSION not in join.versions:
             return f"this node speaks protocol version {PROTOCOL_VERSION}, and you {join.versions}"
@@ -422,6 +422,8 @@ class GroupNode:
             return ""
         if join.purpose != VOTE:
             return f"there is no purpose {join.purpose!r}"
+        if why := wire.certified_otherwise(join.node_name):
+            return why
         if own and join.group and join.group != own:
             return f"you are of the group {join.group}, and this node is of {own}"
         if join.heartbeat_ms <= 0:

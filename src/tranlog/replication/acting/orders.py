@@ -180,8 +180,8 @@ class Orders:
             wire, hello = await greet(wanted.address, Greeting(), node.client_tls)
         except (OSError, HandshakeError) as exc:
             raise GroupOrderError(why=f"no node answers at {wanted.address}: {exc}. Start it there first") from exc
+        why = wire.certified_otherwise(wanted.name) or node.stranger(hello)
         wire.cut()
-        why = node.stranger(hello)
         if not why and hello.node_name != wanted.name:
             why = f"the node at {wanted.address} is called {hello.node_name}"
         if why:

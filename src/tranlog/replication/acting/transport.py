@@ -64,6 +64,17 @@ class Wire(asyncio.BufferedProtocol):
         found = self._transport.get_extra_info("peername")
         return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "unknown"
 
+    def certified_otherwise(self, name: str) -> str:
+        """Return why the other end, which says that it is `name`, is not, by its certificate; empty where it is.
+
+        Over plain TCP, which is loopback alone, nobody has one.
+        """
+        if self._transport.get_extra_info("sslcontext") is None:
+            return ""
+        found = self._transport.get_extra_info("peercert") or {}
+        names = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+        return "" if names == [name] else f"its certificate is that of {', '.join(names) or 'nobody'}, not of {name}"
+
     def send(self, packet: Packet) -> bool:
         """Send a packet; False where the connection has ended, or its other end has not read for too long."""
         if self._transport.is_closing() or self._transport.get_write_buffer_size() > UNSENT_MAX:
