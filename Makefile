@@ -35,7 +35,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain long test soak kill queue-kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
+.PHONY: help install check unit plain long test soak kill queue-kill group-kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -95,6 +95,9 @@ kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEE
 
 queue-kill: install ## ROUNDS=50 processes with a message store killed at work or while they recover, from SEED=1: nothing lost, doubled or split
 	$(call verdict,$(BIN)/python tests/kill/queue_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
+
+group-kill: install ## ROUNDS=50 rounds of kill -9, SIGSTOP and step-down in a group of three, under commits, from SEED=1
+	$(call verdict,d=$$(mktemp -d) && $(BIN)/python tests/kill/group_kill.py $$d --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 replica-diff: install ## FILES=n of the server's regression files (default: all), drawn by SEED=1, against a native replica
 	@$(PACKAGES) mariadb mariadb-test postgres

@@ -8,7 +8,7 @@ that importing one module does not load the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if not __debug__:
     raise ImportError("tranlog relies on its assertions: start Python without -O and without PYTHONOPTIMIZE")
@@ -52,15 +52,26 @@ if TYPE_CHECKING:
     from tranlog.queues.options import QueueStoreOptions
     from tranlog.queues.reader import StoreReader
     from tranlog.queues.store import MessageStore
+    from tranlog.replication.acting.client import (
+        AsyncGroup,
+        FailedOver,
+        NotPrimary,
+        RemoteGroup,
+        RolledBack,
+        Satisfied,
+        TimedOut,
+    )
+    from tranlog.service.group_client import connect_async
     from tranlog.service.process.client import RunningPipeline
     from tranlog.service.process.operating import OperatingOptions, serve_store
     from tranlog.source.packer import pack
-    from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
+    from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
     from tranlog.target.options import TargetOptions, open_target
     from tranlog.types import LogicalType, value_text
 
 __all__ = [
     "ApplyOptions",
+    "AsyncGroup",
     "AsyncStore",
     "Capture",
     "Chain",
@@ -72,6 +83,7 @@ __all__ = [
     "EachBatch",
     "EachTransaction",
     "Exclude",
+    "FailedOver",
     "Gtid",
     "Include",
     "Log",
@@ -81,6 +93,7 @@ __all__ = [
     "MaskBy",
     "MaskColumns",
     "MessageStore",
+    "NotPrimary",
     "OnStatement",
     "Op",
     "OperatingOptions",
@@ -88,9 +101,12 @@ __all__ = [
     "PipelineStatus",
     "PresentRows",
     "QueueStoreOptions",
+    "RemoteGroup",
     "Rename",
+    "RolledBack",
     "RowChange",
     "RunningPipeline",
+    "Satisfied",
     "Selection",
     "Seqno",
     "SqliteSource",
@@ -100,10 +116,12 @@ __all__ = [
     "StoredTransaction",
     "TableMap",
     "TargetOptions",
+    "TimedOut",
     "TranlogError",
     "Unit",
     "build_session",
     "connect",
+    "connect_async",
     "open_target",
     "pack",
     "run_apply",
@@ -165,10 +183,19 @@ _HOMES = {
         "serve_store",
     ),
     "source.packer": ("pack",),
+    "replication.acting.client": (
+        "AsyncGroup",
+        "FailedOver",
+        "RemoteGroup",
+        "NotPrimary",
+        "RolledBack",
+        "Satisfied",
+        "TimedOut",
+    ),
+    "service.group_client": ("connect_async",),
     "source.sqlite": (
         "SqliteSource",
         "SqliteSourceOptions",
-        "connect",
     ),
     "target.options": (
         "TargetOptions",
@@ -179,6 +206,20 @@ _HOMES = {
         "value_text",
     ),
 }
+
+
+def connect(where: Any, **options: Any) -> Any:
+    """Return a connection that writes: to a group of nodes, for `thl://HOST:PORT,…`, else to a SQLite database.
+
+    See `tranlog.service.group_client.connect_group`, which gives a `RemoteGroup`, and `tranlog.source.sqlite.connect`.
+    """
+    if isinstance(where, str) and where.startswith("thl://"):
+        from tranlog.service.group_client import connect_group
+
+        return connect_group(where, **options)
+    from tranlog.source.sqlite import connect
+
+    return connect(where, **options)
 
 
 def __getattr__(name: str) -> object:

@@ -366,6 +366,18 @@ class LogClosedError(LogError):
     template = "the log is closed: {why}. Open it again: what was durable is there"
 
 
+class MemberLogError(LogError):
+    """A log of a member of a group, which its node alone may write. `whose`: the node, and its group."""
+
+    path: str
+    whose: str
+
+    template = (
+        "the log at {path} is that of {whose}: only the node may write it. Nothing was changed. Use `tranlog node run` "
+        "and `tranlog group`, or copy the log without its folder group/"
+    )
+
+
 class NotPrimaryError(LogError):
     """A member of a group follows, and takes no transaction of its own; or it led, and does no more."""
 
@@ -850,6 +862,40 @@ class GroupFileError(ReplicationError):
             f"{self.path} cannot be used: {self.why}. Nothing was changed. Restore this very file, or remove the node "
             "from the group and admit it as a new one: with a vote forgotten, one epoch could have two primaries"
         )
+
+
+class HandshakeError(ReplicationError):
+    """The other end of a connection is not who was expected, or lets nobody in. `where`: its address."""
+
+    where: str
+    why: str
+
+    template = "{where} cannot be talked to: {why}. Check the address, and what runs there"
+
+
+class NoPrimaryError(ReplicationError):
+    """No node that could be reached knows a primary; nothing was sent. `group`: where it was looked for."""
+
+    group: str
+    why: str
+
+    template = "no primary of {group} was found: {why}. Nothing was written. See `tranlog group status`"
+
+
+class CommitRefusedError(ReplicationError):
+    """A transaction, or a question, that the group refuses; nothing was written."""
+
+    why: str
+
+    template = "the group refused it: {why}. Nothing was written. Correct it, or see `tranlog group status`"
+
+
+class GroupOrderError(ReplicationError):
+    """What an operator asked of a group was not done."""
+
+    why: str
+
+    template = "the group did not do it: {why}. See `tranlog group status`"
 
 
 # --- configuration ---------------------------------------------------------------------------------------

@@ -32,13 +32,14 @@ from fix_log import (
 )
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
-from tranlog.errors import CorruptRecordError, DiskFullError, NotPrimaryError, RollbackError
+from tranlog.errors import CorruptRecordError, DiskFullError, MemberLogError, NotPrimaryError, RollbackError
 from tranlog.ids import Epoch, Gtid, Seqno, lsn, lsn_offset
-from tranlog.log.files.commit_point import COMMIT_NAME, MISSING_NAME, read_commit_point, write_commit_point
+from tranlog.log.files.commit_point import COMMIT_NAME, MISSING_NAME, read_commit_point, write_commit_point, write_whose
 from tranlog.log.files.positions import read_positions
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import CRC_NONE, HEADER, RecordHeader, SyncRecord, parse_record
+from tranlog.log.rules.numbering import Numbering
 from tranlog.log.upkeep.clearing import clear_log
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
@@ -140,8 +141,30 @@ def test_the_next_opening_goes_on_where_it_was_told(how: str) -> None:
         log.close()
     with follow(disk, clock) as log:
         assert log.status().committed_seqno == 2
-    with Log.open_for_upkeep(PATH, disk=disk, clock=clock) as upkeep:
-        assert upkeep.status().committed_seqno == 2, "nor does upkeep take what is durable for committed"
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        lambda disk: Log.open(PATH, source_id="db1", disk=disk),
+        lambda disk: Log.open(PATH, source_id="db1", disk=disk, numbering=Numbering.GIVEN),
+        lambda disk: Log.open_for_upkeep(PATH, disk=disk),
+    ],
+    ids=["open", "given", "upkeep"],
+)
+def test_nobody_else_writes_the_log_of_a_member(opening: Callable[[SimDisk], object]) -> None:
+    """The error says whose it is; the log may be read."""
+    disk = SimDisk()
+    with follow(disk) as log:
+        give(log, 1, 0)
+        log.commit()
+    with pytest.raises(MemberLogError, match=r"that of a node of a group: only the node may write it. Nothing was ch"):
+        opening(disk)
+    write_whose(PATH, "node a of group shop", disk)
+    with pytest.raises(MemberLogError, match="is that of node a of group shop: only"):
+        opening(disk)
+    with open_reader(disk) as reader:
+        assert reader.range().last_seqno == 0
 
 
 def test_without_positions_committed_is_what_the_member_kept() -> None:

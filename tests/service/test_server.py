@@ -23,8 +23,9 @@ import msgspec
 import pytest
 
 from fix_server import Idle, at_port, connect, make_certificate
+from tranlog.addresses import is_loopback
 from tranlog.errors import ConfigError, ControlError, PipelineHeldError
-from tranlog.service.config.exposure import Exposure, Role, check_exposure, is_loopback, read_secrets
+from tranlog.service.config.exposure import Exposure, Role, check_exposure, read_secrets
 from tranlog.service.frame.exits import Told
 from tranlog.service.process import api, client, server
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime, get, post

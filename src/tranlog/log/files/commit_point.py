@@ -9,12 +9,13 @@ Source: docs/format.md.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 from tranlog.disk import Disk
+from tranlog.errors import MemberLogError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.files.directory import join
+from tranlog.log.files.directory import join, replace_file
 from tranlog.log.files.positions import parse_line, sealed_line
 
 GROUP_DIR: Final = "group"
@@ -22,6 +23,9 @@ GROUP_DIR: Final = "group"
 COMMIT_NAME: Final = f"{GROUP_DIR}/commit"
 MISSING_NAME: Final = f"{GROUP_DIR}/missing"
 COMMIT_BYTES: Final = 128
+WHOSE_NAME: Final = f"{GROUP_DIR}/whose"
+"""Whose log it is, for messages."""
+WHOSE_BYTES: Final = 1024
 
 
 def is_member(path: str, disk: Disk) -> bool:
@@ -34,6 +38,21 @@ def become_member(path: str, disk: Disk) -> None:
     if not is_member(path, disk):
         disk.make_dir(join(path, GROUP_DIR))
         disk.sync_dir(path)
+
+
+def write_whose(path: str, whose: str, disk: Disk) -> None:
+    """Say whose log it is at `path`, which is a member's. Raises OSError."""
+    replace_file(join(path, WHOSE_NAME), whose.encode()[:WHOSE_BYTES], disk)
+
+
+def check_no_member(path: str, disk: Disk) -> None:
+    """Refuse a log that a node of a group alone may write. Raises MemberLogError."""
+    if not is_member(path, disk):
+        return
+    whose = "a node of a group"
+    with suppress(OSError), closing(disk.open(join(path, WHOSE_NAME))) as file:
+        whose = file.pread(WHOSE_BYTES, 0).decode(errors="replace")
+    raise MemberLogError(path=path, whose=whose)
 
 
 def write_commit_point(path: str, gtid: Gtid, disk: Disk) -> None:

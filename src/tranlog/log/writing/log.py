@@ -20,6 +20,7 @@ from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno, segment_name
+from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.log.files.positions import drop_hold, hold, read_holds, shut_out
@@ -51,6 +52,8 @@ class Log(LogView, Closing):
     Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
     thread that began it: others wait until its last fragment, or `abandon_open`.
     """
+
+    check_owner = staticmethod(check_no_member)
 
     def __init__(
         self, path: str, *, source_id: str, options: LogOptions, disk: Disk, clock: Clock, lock_file: DiskLock
@@ -97,7 +100,8 @@ class Log(LogView, Closing):
         without records: it begins after that position and after what it held before it was cleared, in a higher
         epoch, and has that identity, 16 bytes, where it takes over every transaction of another log; by default that
         of the cleared log, or a new one, random. Raises LogLockedError, CorruptRecordError, LogMissingError,
-        LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError, DiskFailedError, ConfigError.
+        LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError, DiskFailedError, ConfigError,
+        MemberLogError.
         """
         options = LogOptions() if options is None else options
         options.check()
@@ -106,6 +110,7 @@ class Log(LogView, Closing):
         assert history is None or len(history) == HISTORY_BYTES
         try:
             make_directory(directory, disk)
+            cls.check_owner(directory, disk)
             lock_file = take_lock(directory, disk)
             log = None
             try:

@@ -39,6 +39,7 @@ class MemberLog(Log):
 
     It stays so, from opening to opening, until `missing_noted`.
     """
+    check_owner = staticmethod(lambda path, disk: None)
     _point: Gtid | None = None
     _kept: Gtid | None = None
     _kept_at = 0.0

@@ -27,8 +27,15 @@ class StateFile:
         self._disk = disk
         self._number = 0
 
-    def load(self, group: str) -> Stored | None:
+    @property
+    def number(self) -> int:
+        """The number of the last write, which rises; 0 before the first."""
+        return self._number
+
+    def load(self, group: str | None = None) -> Stored | None:
         """Return what was stored last, None where nothing ever was; mend a slot that a crash or a harm left behind.
+
+        `group`: of which it must be; None: of any.
 
         Raises GroupFileError where neither slot is whole, or another group's are; DiskFailedError.
         """

@@ -70,7 +70,7 @@ class Hello(Packet, frozen=True):
 
 
 class Join(Packet, frozen=True):
-    """A client's answer. `purpose`: vote, follow, commit, read or administer."""
+    """A client's answer. `purpose`: vote, follow, commit, read or administer; `group` as far as it knows one."""
 
     node: NodeId
     node_name: str
@@ -82,6 +82,7 @@ class Join(Packet, frozen=True):
     from_event: str = ""
     force: bool = False
     delay_ms: Count = 0
+    group: str = ""
 
 
 class Welcome(Packet, frozen=True):
@@ -258,16 +259,26 @@ class Part(Packet, frozen=True):
 
 
 class Commit(Packet, frozen=True):
-    """It is complete; answer when `w` is met, or after `wtimeout_ms` (0: never)."""
+    """It is complete; answer when `w` is met, or after `wtimeout_ms` (0: never). An empty `w`: as the group has it.
+
+    `tstamp`, ms since 1970, and `tables`, None for too many to list, are those of the transaction's header.
+    """
 
     number: Count
     event_id: str
     w: int | str
     wtimeout_ms: Count = 0
+    source_id: str = ""
+    tstamp: Count = 0
+    tables: tuple[tuple[str, str], ...] | None = None
 
 
 class CommitAnswer(Packet, frozen=True):
-    """What became of a commit or of a question: `kind` is a word of `tranlog.replication.rules.concern`."""
+    """What became of a commit or of a question: `kind` is a word of `tranlog.replication.rules.concern`, or refused.
+
+    `gtid` is `NO_GTID` where nothing was written. `primary`: the name of the primary, as far as the node knows it.
+    `text`: why it was refused.
+    """
 
     number: Count
     kind: str
@@ -275,6 +286,7 @@ class CommitAnswer(Packet, frozen=True):
     written_to: tuple[str, ...] = ()
     waited_ms: Count = 0
     primary: str = ""
+    text: str = ""
 
 
 class AskConcern(Packet, frozen=True):
@@ -300,6 +312,31 @@ class Who(Packet, frozen=True):
     """Who is primary?"""
 
     number: Count
+
+
+class Primary(Packet, frozen=True):
+    """The answer to Who: the primary's node, empty where none is known; the name and address of each member."""
+
+    number: Count
+    node: NodeId
+    epoch: Count
+    members: tuple[tuple[NodeId, str, str], ...] = ()
+
+
+class GroupOrder(Packet, frozen=True):
+    """What an operator asks of the group, passed on to the primary: the order's name, and its body in JSON."""
+
+    number: Count
+    name: str
+    raw: bytes
+
+
+class OrderAnswer(Packet, frozen=True):
+    """What came of an order, in JSON: the answer, or where it was refused, why."""
+
+    number: Count
+    done: bool
+    raw: bytes
 
 
 class Find(Packet, frozen=True):
@@ -354,6 +391,9 @@ KINDS: dict[int, type[Packet]] = {
     31: Find,
     32: Files,
     33: File,
+    34: Primary,
+    35: GroupOrder,
+    36: OrderAnswer,
 }
 """Each packet's kind in the frame."""
 

@@ -49,7 +49,7 @@ def slot_bytes(stored: Stored, number: int) -> bytes:
     return SLOT_HEAD.pack(MAGIC, len(body), number, crc32(_NUMBER.pack(number) + body)) + body
 
 
-def read_slots(raw: bytes, *, path: str, group: str) -> tuple[Stored, int, bool]:
+def read_slots(raw: bytes, *, path: str, group: str | None) -> tuple[Stored, int, bool]:
     """Return what the file holds, the number of its write, and whether both slots say so. Raises GroupFileError."""
     found = [one for at in (0, SLOT_BYTES) if (one := _read_slot(raw[at : at + SLOT_BYTES])) is not None]
     if not found:
@@ -57,7 +57,7 @@ def read_slots(raw: bytes, *, path: str, group: str) -> tuple[Stored, int, bool]
             path=path, why=f"neither of its two slots is whole ({len(raw)} bytes), so that this node's vote is unknown"
         )
     stored, number = max(found, key=lambda one: one[1])
-    if stored.group != group:
+    if group is not None and stored.group != group:
         raise GroupFileError(path=path, why=f"it is of the group {stored.group}, not of {group}")
     return stored, number, len(found) == 2 and found[0][1] == found[1][1]
 

@@ -41,6 +41,7 @@ from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.configuring import add_configuring
 from tranlog.service.commands.doctor import doctor
+from tranlog.service.commands.grouping import group_app, node_app
 from tranlog.service.commands.installing import source_app
 from tranlog.service.commands.loading import load
 from tranlog.service.commands.orders import (
@@ -106,6 +107,8 @@ app.add_typer(log_app, name="log", invoke_without_command=True)
 app.add_typer(hold_app, name="hold", invoke_without_command=True)
 add_configuring(app)
 app.add_typer(source_app, name="source", invoke_without_command=True)
+app.add_typer(node_app, name="node", invoke_without_command=True)
+app.add_typer(group_app, name="group", invoke_without_command=True)
 app.add_typer(queue_app, name="queue", invoke_without_command=True)
 add_orders(app)
 add_top(app)

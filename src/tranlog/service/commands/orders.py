@@ -38,7 +38,7 @@ from tranlog.service.frame.command import AsJson, one_of, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
-from tranlog.service.process.client import GRACE_S, RunningPipeline, writer_of
+from tranlog.service.process.client import GRACE_S, RunningPipeline, node_of, writer_of
 from tranlog.service.process.operating import parse_time
 from tranlog.source.kinds import source_kind
 
@@ -76,22 +76,49 @@ class Ask(Protocol):
     def __call__(self, path: str, body: object = None, *, timeout_s: float = GRACE_S) -> Any: ...
 
 
+def _pipeline(
+    ctx: typer.Context,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    tls_cert: Certificate = None,
+    secret_file: SecretFile = None,
+) -> RunningPipeline:
+    given: dict[str, Any] = {"secret_file": secret_file, "authority": tls_ca, "certificate": tls_cert}
+    if host is not None:
+        return RunningPipeline.at(host, **given)
+    return RunningPipeline.of_config(config_of(ctx), pipeline=pipeline, **given)
+
+
+def _node(
+    ctx: typer.Context,
+    host: Host = None,
+    tls_ca: Authority = None,
+    tls_cert: Certificate = None,
+    secret_file: SecretFile = None,
+) -> RunningPipeline:
+    if host is not None:
+        return RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
+    config = config_of(ctx)
+    port = () if config.group.control is None else (config.group.control,)
+    found = node_of(config.log_dir)
+    return dataclasses.replace(found, addresses=found.addresses + port)
+
+
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say which process is meant; it gets what asks that one, as `asks`."""
+    """Give a command the options that say which pipeline is meant; it gets what asks that one, as `asks`."""
+    return _reaching(command, _pipeline, _state_line)
 
-    def reach(
-        ctx: typer.Context,
-        host: Host = None,
-        pipeline: PipelineName = None,
-        tls_ca: Authority = None,
-        tls_cert: Certificate = None,
-        secret_file: SecretFile = None,
-    ) -> RunningPipeline:
-        given: dict[str, Any] = {"secret_file": secret_file, "authority": tls_ca, "certificate": tls_cert}
-        if host is not None:
-            return RunningPipeline.at(host, **given)
-        return RunningPipeline.of_config(config_of(ctx), pipeline=pipeline, **given)
 
+def reaching_node(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `reaching`, for the node of a group."""
+    return _reaching(command, _node, lambda now: f"node {now['node']} is {now['state']}")
+
+
+def _reaching(
+    command: Callable[..., Any], reach: Callable[..., RunningPipeline], line: Callable[[Mapping[str, Any]], str]
+) -> Callable[..., Any]:
+    """Give a command the options of `reach`, and what asks the process that it returns; `line` shows how it goes on."""
     shared = inspect.signature(reach, eval_str=True).parameters
     own = {name: one for name, one in inspect.signature(command, eval_str=True).parameters.items() if name != "asks"}
 
@@ -102,7 +129,7 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
             if body is None:
                 return running.ask(path, timeout_s=timeout_s)
             with Progress(endless=True) as progress:
-                return running.ask(path, body, timeout_s=timeout_s, watch=lambda now: progress.update(_state_line(now)))
+                return running.ask(path, body, timeout_s=timeout_s, watch=lambda now: progress.update(line(now)))
 
         return command(asks=asks, **{name: given[name] for name in own})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.sections import NAMES, CaptureKeys, ConfigKey, PipelineKeys, SourceKeys, keys_of
+from tranlog.service.config.sections import NAMES, CaptureKeys, ConfigKey, GroupKeys, PipelineKeys, SourceKeys, keys_of
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import TargetOptions
 
@@ -53,6 +54,7 @@ class Config:
     service: str
     log_dir: str
     log: LogOptions
+    group: GroupKeys
     capture: CaptureOptions
     capture_ports: CaptureKeys
     source: SourceOptions | None
@@ -158,6 +160,7 @@ def made(reading: Reading) -> Config:
         service=service,
         log_dir=values.log.dir,
         log=make.options(LogOptions, "log"),
+        group=_group(make, service),
         capture=make.options(CaptureOptions, "capture"),
         capture_ports=CaptureKeys(**make.fields(CaptureKeys, "capture")),
         source=None if values.source is None else _source(make, service),
@@ -267,6 +270,11 @@ def _source(make: _Making, service: str) -> SourceOptions:
         more["source_id"] = service
     options: SourceOptions = make.options(kind.options, "source", **more)
     return options
+
+
+def _group(make: _Making, service: str) -> GroupKeys:
+    group = GroupKeys(**make.fields(GroupKeys, "group"))
+    return dataclasses.replace(group, name=group.name or service, node=group.node or socket.gethostname())
 
 
 def _target(make: _Making) -> TargetOptions:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import hmac
-import ipaddress
 import os
 import ssl
 import stat
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tranlog.addresses import is_loopback, split_address
 from tranlog.errors import ConfigError
 
 SECRET_BYTES_MIN: Final = 16
@@ -65,29 +65,6 @@ class Exposure:
             _load_authority(context, "tls_client_ca", self.authority)
             context.verify_mode = ssl.CERT_OPTIONAL if self.secret or self.read_secret else ssl.CERT_REQUIRED
         return context
-
-
-def split_address(option: str, text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, `[ADDRESS]:PORT` for IPv6. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ConfigError(option=option, value=text, why="must be HOST:PORT")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody outside this machine reaches an address. A name other than localhost might be anything."""
-    return host == "localhost" or (is_literal(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def is_literal(host: str) -> bool:
-    """Whether a host is an address, not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def check_exposure(option: str, address: str, exposure: Exposure) -> tuple[str, int]:
@@ -144,6 +121,28 @@ def client_context(authority: str | None, certificate: str | None = None) -> ssl
     if certificate is not None:
         _load_pair(context, "--tls-cert", certificate, None)
     return context
+
+
+def group_contexts(
+    option: str, address: str, certificate: str | None, key: str | None, authority: str | None
+) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    """Return the server's and the client's side of TLS between the nodes of a group; None for plain, on loopback alone.
+
+    Both sides show a certificate of the group's authority; names are the node's to look at. Raises ConfigError.
+    """
+    if certificate is None or authority is None:
+        if not is_loopback(split_address(option, address)[0]):
+            why = "others reach this address: set tls_certificate, tls_key and tls_ca, or use 127.0.0.1"
+            raise ConfigError(option=option, value=address, why=why)
+        return None, None
+    contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    contexts[1].check_hostname = False
+    for context in contexts:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load_pair(context, "tls_certificate", certificate, key)
+        _load_authority(context, "tls_ca", authority)
+    return contexts
 
 
 def _load_pair(context: ssl.SSLContext, option: str, certificate: str, key: str | None) -> None:

@@ -140,6 +140,32 @@ class PipelineKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupKeys:
+    """What stands in [group]: this node of a group that replicates the log."""
+
+    name: str = field(default="", metadata={"default": "the service's name"})
+    """The group's name, the same at all its nodes."""
+    node: str = field(default="", metadata={"default": "the host's name", "example": "a"})
+    """This node's name, which no other node of the group has."""
+    listen: str = "127.0.0.1:2112"
+    """Where other nodes and clients reach it, HOST:PORT; beyond loopback only with the three `tls_` keys."""
+    address: str = field(default="", metadata={"default": "what `listen` says", "example": "a.example:2112"})
+    """What the others are told, where that is another address."""
+    via: dict[str, str] = field(default_factory=dict, metadata={"example": {"b": "b.internal.example:2112"}})
+    """By node, at which address this one reaches it instead of the one that the group knows."""
+    tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "a.pem"})
+    """This node's certificate, which the group's authority has signed for its name."""
+    tls_key: str | None = field(default=None, metadata={"path": True, "example": "a.key"})
+    """The key of `tls_certificate`."""
+    tls_ca: str | None = field(default=None, metadata={"path": True, "example": "group.pem"})
+    """The group's authority: whose certificates nodes and clients have."""
+    control: str | None = field(default=None, metadata={"example": "127.0.0.1:4716"})
+    """Where the operator of `tranlog node run` reaches it, beside the socket in the log's folder."""
+    metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4717"})
+    """The same for Prometheus, and for whoever only reads; what guards both stands in [pipeline]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
     """One key of a section. `default` is MISSING where a value is required; `owner` has the field `field`."""
 
@@ -174,6 +200,7 @@ _NOT_IN_PIPELINE: Final = frozenset(
 _SECTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "service": (ServiceKeys,),
     "log": (LogKeys, LogOptions),
+    "group": (GroupKeys,),
     "capture": (CaptureKeys, CaptureOptions),
     "shards": (ShardKeys, PlanOptions),
     "target": (TargetOptions, LoginKeys),
@@ -181,7 +208,7 @@ _SECTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "spark": (EngineOptions,),
 }
 """The options whose fields are the keys of a section; [source] has those of its kind, [[filter]] of each one's kind."""
-NAMES: Final = ("service", "source", "log", "capture", "shards", "target", "spark", "filter", "pipeline")
+NAMES: Final = ("service", "source", "log", "group", "capture", "shards", "target", "spark", "filter", "pipeline")
 """Every section, in the order in which they are shown."""
 OPTIONAL: Final = ("source", "target")
 """Sections without which a configuration is one: some commands need them."""

@@ -196,6 +196,33 @@ class ByName(_Body, frozen=True):
     name: str
 
 
+class AddNode(_Body, frozen=True):
+    """A node that runs at `address`, and how it is to be a member."""
+
+    name: str
+    address: str
+    votes: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
+    witness: bool = False
+    hidden: bool = False
+    delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tags: dict[str, str] = {}
+
+
+class Reconfigure(_Body, frozen=True):
+    """`force` has to be set: without the word of a majority, only by force. `without`: who is a member no more."""
+
+    force: bool
+    without: tuple[str, ...] = ()
+
+
+class StepDown(_Body, frozen=True):
+    """Within how long another node must have everything; `force`: step down even if none has."""
+
+    within_s: Seconds = 10.0
+    force: bool = False
+
+
 class Decide(_Body, frozen=True):
     """The outcome of what is prepared under an xid, which is in base64."""
 

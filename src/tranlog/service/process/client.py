@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
+from tranlog.addresses import is_loopback, split_address
 from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.status.view import PipelineStatus
 from tranlog.service.config.config import Config, find_file, load
-from tranlog.service.config.exposure import client_context, is_loopback, read_secrets, split_address
+from tranlog.service.config.exposure import client_context, read_secrets
 from tranlog.service.frame.exits import Told
 from tranlog.service.process.api import NAME, NDJSON, OCTETS, CaptureState, Failure, Sending, operations, other_api
-from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, short, socket_paths
+from tranlog.service.process.sockets import CAPTURE_NAME, NODE_NAME, STORE_NAME, runtime_dir, short, socket_paths
 
 if TYPE_CHECKING:
     import httpx
@@ -313,6 +314,11 @@ def owner_of(store_dir: str) -> RunningPipeline:
 def writer_of(log_dir: str) -> RunningPipeline:
     """Return whoever captures into a log, running or not."""
     return RunningPipeline(addresses=tuple(socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())))
+
+
+def node_of(log_dir: str) -> RunningPipeline:
+    """Return the node of a group that has a log, running or not."""
+    return RunningPipeline(addresses=tuple(socket_paths(log_dir, NODE_NAME, runtime_dir=runtime_dir())))
 
 
 def capture_state(log_dir: str, *, timeout_s: float = GRACE_S) -> CaptureState | None:

@@ -21,6 +21,8 @@ from tranlog.pipeline.rules.progress import Lag
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.status.status import LogState, Status, WaitsFor, at
 from tranlog.queues.standing import StoreStatus
+from tranlog.replication.acting.orders import NodeStatus
+from tranlog.replication.rules.packets import STATE_NAMES
 from tranlog.service.show.overview import TIMES
 from tranlog.source.kinds import SourceStanding
 
@@ -112,6 +114,18 @@ store_transient_bytes transient_bytes Memory that they take.
 _STORE_COUNTERS: Final = """
 store_syncs syncs Syncs of the store's containers since it was opened.
 """
+_OF_NODE: Final = """
+node_epoch epoch The last epoch that the node knows of.
+node_first_seqno first_seqno The first seqno that its log holds.
+node_last_seqno last.seqno The last seqno that its log holds.
+node_durable_seqno durable.seqno Up to where its log is synced.
+node_committed_seqno committed.seqno Up to where the group has committed, as far as the node knows.
+"""
+_OF_MEMBER: Final = """
+group_member_last_seqno last.seqno Where a member's log ends, as this node has heard.
+group_member_acked_seqno acked.seqno What a member has durable, as a primary knows.
+group_member_heard_seconds heard_ms Since the member was heard; no sample: never.
+"""
 _OF_QUEUE: Final = """
 queue_waiting_messages waiting Messages that wait on a queue.
 queue_held_messages held Messages that were handed out and are not answered.
@@ -198,6 +212,14 @@ def capture_families(
         why = "How long ago the log's last transaction was committed, while the source has more; 0: it has none."
         yield gauge("source_lag_seconds", why, [(labels, late)])
         yield from _table(_OF_SOURCE, [(labels, source)])
+
+
+def node_families(status: NodeStatus) -> Iterator[Metric]:
+    """Return the families of a node of a group."""
+    of_node = {"group": status.group, "node": status.name}
+    yield _states("tranlog_node_state", "What the node is in its group.", of_node, STATE_NAMES, status.state)
+    yield from _table(_OF_NODE, [(of_node, status)])
+    yield from _table(_OF_MEMBER, [({**of_node, "member": one.name}, one) for one in status.members])
 
 
 def store_families(status: StoreStatus, path: str) -> Iterator[Metric]:

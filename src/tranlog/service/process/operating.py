@@ -43,7 +43,8 @@ from tranlog.service.config.exposure import Exposure, Role, check_exposure, read
 from tranlog.service.process import api
 from tranlog.service.process.last_error import forget_error
 from tranlog.service.process.log_index import extent_of
-from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, socket_paths
+from tranlog.service.process.node_part import NodePart
+from tranlog.service.process.sockets import CAPTURE_NAME, NODE_NAME, STORE_NAME, runtime_dir, socket_paths
 from tranlog.service.process.store_part import StorePart
 from tranlog.service.process.upkeep import LogUpkeep
 from tranlog.service.show.loads import load_text
@@ -92,6 +93,11 @@ class OperatingOptions:
             authority=options.tls_client_ca,
         )
         return cls(control=options.control, metrics=options.metrics, exposure=exposure)
+
+    @classmethod
+    def of_node(cls, config: Config) -> OperatingOptions:
+        """Return those of a node of a group. Raises as `of`."""
+        return replace(cls.of(config.pipeline), control=config.group.control, metrics=config.group.metrics)
 
     @classmethod
     def of_capture(cls, config: Config) -> OperatingOptions:
@@ -492,6 +498,13 @@ def capture_endpoint(
     """
     given = options or OperatingOptions()
     with _served([capturing], [(CAPTURE_NAME, True)], capturing.log.path, given, runtime_dir) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def node_endpoint(part: NodePart, log_dir: str, options: OperatingOptions) -> Iterator[Server]:
+    """Serve the process of a group's node while the block runs. Raises as `capture_endpoint`."""
+    with _served([part], [(NODE_NAME, True)], log_dir, options, runtime_dir()) as server:
         yield server
 
 

@@ -39,8 +39,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from tranlog.addresses import is_literal
 from tranlog.errors import ConfigError, PipelineHeldError, TranlogError
-from tranlog.service.config.exposure import Exposure, Role, check_exposure, is_literal
+from tranlog.service.config.exposure import Exposure, Role, check_exposure
 from tranlog.service.frame.exits import ExitCode, Told, exit_code_of, json_line
 from tranlog.service.process import api
 from tranlog.service.process.client import RunningPipeline

@@ -17,6 +17,8 @@ CAPTURE_NAME: Final = ".capture"
 """Under this name whoever captures into the log listens, beside the pipelines; none of them may begin with a dot."""
 STORE_NAME: Final = "store"
 """Under this name whoever has a message store open listens, in the store's own folder."""
+NODE_NAME: Final = ".node"
+"""Under this name the node of a group listens, beside its log."""
 _FOLDER: Final = "control"
 _SUN_PATH_MAX: Final = 107
 

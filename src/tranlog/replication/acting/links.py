@@ -1,0 +1,247 @@
+"""The connections that a node makes to the others of its group, one each, over which it sends.
+
+Owns when they are dialled, and what is asked of whoever answers there. What is sent while there is none is lost, which
+the rules expect. The hard idea: a node that cannot be reached is tried again after a pause that doubles, and its own
+word, over the connection that it made, cuts the pause short.
+
+Source: docs/protocol.md, "Frames", "Handshake".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import Protocol
+
+from tranlog.errors import ConfigError, HandshakeError
+from tranlog.replication.acting.transport import Wire, dial
+from tranlog.replication.rules.config import GroupConfig, Member, NodeId
+from tranlog.replication.rules.packets import (
+    FIRST_WITHIN_S,
+    PROTOCOL_VERSION,
+    Hello,
+    Join,
+    JoinRefused,
+    Packet,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S, PAUSE_MOST_S = 0.05, 2.0
+VOTE = "vote"
+"""The purpose of a connection between two nodes."""
+
+
+class LinkOwner(Protocol):
+    """The node that has the links."""
+
+    def join(self) -> Join:
+        """Return what this node says of itself."""
+
+    def hello_refused(self, hello: Hello, member: Member) -> str:
+        """Return why whoever answered is not that member; empty where it is."""
+
+    def took(self, wire: Wire, packet: Packet, size: int) -> None:
+        """A packet of the other node came."""
+
+    def unreachable(self, node: NodeId) -> None:
+        """Nobody listens where that node should."""
+
+
+class Greeting:
+    """The client's side of a handshake: the `Taker` of a connection until the server has welcomed it, and after."""
+
+    def __init__(self) -> None:
+        self.hello: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+
+    def met(self, wire: Wire) -> None:
+        """The server speaks first."""
+
+    def take(self, wire: Wire, packet: Packet, size: int) -> None:
+        """Take the server's words, in their order; later ones are `heard`."""
+        if self.welcome.done():
+            self.heard(wire, packet, size)
+            return
+        wire.done(size)
+        if isinstance(packet, Hello) and not self.hello.done():
+            self.hello.set_result(packet)
+        elif isinstance(packet, Welcome) and self.hello.done():
+            self.welcome.set_result(packet)
+        elif isinstance(packet, JoinRefused):
+            self._fail(packet.text)
+        else:
+            wire.end(f"{type(packet).__name__} instead of a handshake")
+
+    def heard(self, wire: Wire, packet: Packet, size: int) -> None:
+        """A packet came after the handshake."""
+        wire.done(size)
+
+    def lost(self, wire: Wire) -> None:
+        """The connection ended."""
+        self._fail(wire.why)
+
+    def _fail(self, why: str) -> None:
+        for one in (self.hello, self.welcome):
+            if not one.done():
+                one.set_exception(HandshakeError(where="", why=why))
+                one.exception()  # whoever waits for it raises it; nobody may wait
+
+
+async def greet(address: str, greeting: Greeting, tls: ssl.SSLContext | None) -> tuple[Wire, Hello]:
+    """Connect, and return the connection with the server's first word. Raises OSError, HandshakeError, ConfigError."""
+    wire = await asyncio.wait_for(dial(address, greeting, tls), FIRST_WITHIN_S)
+    try:
+        hello = await greeting.hello  # the wire ends without it
+    except HandshakeError as exc:
+        wire.cut()
+        raise HandshakeError(where=address, why=exc.why) from None
+    if PROTOCOL_VERSION not in hello.versions:
+        wire.cut()
+        spoken = ", ".join(map(str, hello.versions))
+        why = f"it speaks protocol version {spoken}, and this program {PROTOCOL_VERSION}"
+        raise HandshakeError(where=address, why=why)
+    return wire, hello
+
+
+async def enter(wire: Wire, greeting: Greeting, join: Join) -> Welcome:
+    """Say who is there, and return the server's welcome. Raises HandshakeError."""
+    wire.send(join)
+    try:
+        return await asyncio.wait_for(greeting.welcome, FIRST_WITHIN_S)
+    except HandshakeError as exc:
+        wire.cut()
+        raise HandshakeError(where=wire.where, why=exc.why) from None
+    except TimeoutError:
+        wire.cut()
+        raise HandshakeError(where=wire.where, why="it gave no welcome in time") from None
+
+
+class _PeerGreeting(Greeting):
+    def __init__(self, owner: LinkOwner) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def heard(self, wire: Wire, packet: Packet, size: int) -> None:
+        self._owner.took(wire, packet, size)
+
+
+class Link:
+    """The connection to one member."""
+
+    def __init__(self, member: Member, address: str, owner: LinkOwner, tls: ssl.SSLContext | None) -> None:
+        self.member = member
+        self.address = address
+        self.wire: Wire | None = None
+        self.why = "not connected yet"
+        self.since = 0.0
+        self._owner = owner
+        self._tls = tls
+        self._word = asyncio.Event()
+        self._told = ""
+        self._task = asyncio.ensure_future(self._keep())
+
+    def hurry(self) -> None:
+        """The other node was heard of: try now."""
+        if self.wire is None:
+            self._word.set()
+
+    def close(self) -> None:
+        """Have no connection any more."""
+        self._task.cancel()
+        if self.wire is not None:
+            self.wire.cut()
+
+    async def _keep(self) -> None:
+        pause = PAUSE_S
+        while True:
+            try:
+                await self._connect()
+                pause = PAUSE_S
+                assert self.wire is not None
+                await self.wire.gone.wait()
+                self._trouble(self.wire.why)
+                self.wire = None
+                continue
+            except ConnectionRefusedError as exc:
+                self._trouble(f"connecting to it was refused: {exc.strerror or exc}")
+                self._owner.unreachable(self.member.node)
+            except (OSError, HandshakeError, ConfigError) as exc:
+                self._trouble(str(exc))
+            self._word.clear()
+            try:
+                await asyncio.wait_for(self._word.wait(), pause)
+            except TimeoutError:
+                pass
+            pause = min(2 * pause, PAUSE_MOST_S)
+
+    async def _connect(self) -> None:
+        greeting = _PeerGreeting(self._owner)
+        wire, hello = await greet(self.address, greeting, self._tls)
+        why = wire.certified_otherwise(self.member.name) or self._owner.hello_refused(hello, self.member)
+        if why:
+            wire.cut()
+            raise HandshakeError(where=self.address, why=why)
+        wire.peer, wire.purpose = self.member.node, VOTE
+        await enter(wire, greeting, self._owner.join())
+        self.wire, self.why, self._told = wire, "", ""
+        self.since = asyncio.get_running_loop().time()
+        logger.info("Connected. node=%s at=%s", self.member.name, self.address)
+
+    def _trouble(self, why: str) -> None:
+        """Say once what is wrong."""
+        self.why = why
+        if why != self._told:
+            self._told = why
+            logger.warning("No connection. node=%s at=%s why=%s", self.member.name, self.address, why)
+
+
+class Links:
+    """The connections to all other members."""
+
+    def __init__(self, owner: LinkOwner, via: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
+        """`via` says for a node's name at which address to reach it instead of the group's."""
+        self.links: dict[NodeId, Link] = {}
+        self.heard: dict[NodeId, float] = {}
+        self._owner = owner
+        self._via = via
+        self._tls = tls
+
+    def settle(self, config: GroupConfig, own: NodeId) -> None:
+        """Have a link to each member but this node."""
+        wanted = {member.node: member for member in config.members if member.node != own}
+        for node, link in list(self.links.items()):
+            if node not in wanted or self._address(wanted[node]) != link.address:
+                link.close()
+                del self.links[node]
+        for node, member in wanted.items():
+            if node not in self.links:
+                self.links[node] = Link(member, self._address(member), self._owner, self._tls)
+
+    def _address(self, member: Member) -> str:
+        return self._via.get(member.name, member.address)
+
+    def send(self, to: NodeId, packet: Packet) -> bool:
+        """Send a packet; False where it cannot be sent now."""
+        link = self.links.get(to)
+        return link is not None and link.wire is not None and link.wire.send(packet)
+
+    def end_silent(self, before: float) -> None:
+        """End the connections to nodes that were not heard since a moment of the loop's clock."""
+        for node, link in self.links.items():
+            if link.wire is not None and max(link.since, self.heard.get(node, 0.0)) < before:
+                link.wire.why = "it was silent for too long"
+                link.wire.cut()
+
+    def hurry(self, node: NodeId) -> None:
+        """That node was heard of."""
+        if node in self.links:
+            self.links[node].hurry()
+
+    def close(self) -> None:
+        """End all of them."""
+        for link in self.links.values():
+            link.close()

@@ -1,0 +1,478 @@
+"""One node of a group: its sockets, its thread, its place in the group. One process has one.
+
+Owns who is let in, and which of a connection's packets go where: those of other nodes and of clients to the core, an
+operator's orders to whoever carries them out. The hard idea: the event loop decides nothing and waits for no disk. It
+knows what the thread last said of itself, moves packets, and lets every hostile or silent peer cost its own connection.
+
+Source: docs/protocol.md; docs/replication.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import posixpath
+import random
+import secrets
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk, DiskLock
+from tranlog.errors import ConfigError, GroupFileError, TranlogError
+from tranlog.log.files.commit_point import GROUP_DIR, become_member, is_member, write_whose
+from tranlog.log.files.directory import make_directory, sign_lock, storage_error, take_lock
+from tranlog.log.options import LogOptions
+from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
+from tranlog.replication.acting.following import NodeLog
+from tranlog.replication.acting.links import VOTE, Links
+from tranlog.replication.acting.orders import Orders
+from tranlog.replication.acting.serving import ServedClient
+from tranlog.replication.acting.state import StateFile
+from tranlog.replication.acting.transport import Wire, listen
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.rules.packets import (
+    NO_GTID,
+    PRIMARY,
+    PROTOCOL_VERSION,
+    STARTUP,
+    Ack,
+    AckRelay,
+    ChunksGone,
+    Follow,
+    GroupOrder,
+    Heartbeat,
+    Hello,
+    Here,
+    Join,
+    JoinRefused,
+    Lead,
+    OrderAnswer,
+    Packet,
+    PreVote,
+    Primary,
+    Records,
+    SpillChunk,
+    Vote,
+    Voted,
+    Welcome,
+    Where,
+    Who,
+)
+from tranlog.replication.rules.stored import Stored
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+CONNECTIONS_MAX = 256
+SILENT_BEATS = 10
+"""A connection between nodes ends when nothing was heard for so many heartbeats."""
+RECORD_BYTES_MAX = 2 << 20
+"""A member spills what is larger, so that every packet of records fits its frame."""
+_OF_NODES = (
+    *(Where, Here, Follow, Records, SpillChunk, ChunksGone, Ack, AckRelay, PreVote, Vote, Voted, Heartbeat, Lead),
+)
+CLIENT_PURPOSES = ("commit", "read", "administer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """One node. `dir`: of its log; `group`: the group's name; `node`: its own, by which the group knows it.
+
+    `listen` is HOST:PORT; `address` the same as others reach it, by default `listen`. `via` says for a node's name at
+    which address this one reaches it.
+    """
+
+    dir: str
+    group: str
+    node: str
+    listen: str
+    address: str = ""
+    via: Mapping[str, str] = field(default_factory=dict)
+    log: LogOptions = field(default_factory=LogOptions)
+
+    @property
+    def reached_at(self) -> str:
+        """Where others reach it."""
+        return self.address or self.listen
+
+
+def group_dir(path: str) -> str:
+    """Return the folder of a group in a log's directory."""
+    return posixpath.join(path, GROUP_DIR)
+
+
+def lock_node(options: NodeOptions, disk: Disk = OS_DISK) -> DiskLock:
+    """Make the directory of a member, and lock it for one process. Raises LogLockedError, LogError."""
+    path = options.dir
+    try:
+        make_directory(path, disk)
+        if not is_member(path, disk):
+            take_lock(path, disk).release()  # whoever writes the log now goes on as before
+        become_member(path, disk)
+        lock = take_lock(group_dir(path), disk, LOCK_NAME)
+        sign_lock(group_dir(path), disk, LOCK_NAME)
+        write_whose(path, f"node {options.node} of group {options.group}", disk)
+        return lock
+    except OSError as exc:
+        raise storage_error(exc, path) from exc
+
+
+def open_log(options: NodeOptions, group: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> NodeLog:
+    """Open a member's log. Raises as `MemberLog.follow`; GroupFileError where the log is of another group."""
+    log_options = replace(options.log, spill_above=min(options.log.spill_above, RECORD_BYTES_MAX))
+    history = bytes.fromhex(group)
+    log = NodeLog.follow(
+        options.dir, source_id=options.node, history=history, options=log_options, disk=disk, clock=clock
+    )
+    if log.log.history != history:
+        log.close()
+        why = f"the log beside it has the history {log.log.history.hex()}, and the group {group}"
+        raise GroupFileError(path=group_dir(options.dir), why=why)
+    return log
+
+
+class GroupNode:
+    """A node that runs. Threads: the event loop's, but for `standing`."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        *,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
+        seed: int | None = None,
+    ) -> None:
+        self.options = options
+        self.standing = NodeStanding(STARTUP, 0, NO_NODE, GroupConfig(group=""), 0, NO_GTID, NO_GTID, NO_GTID)
+        self.node = NO_NODE
+        self.thread: CoreThread | None = None
+        self.links = Links(self, options.via, client_tls)
+        self.client_tls = client_tls
+        self._server_tls = server_tls
+        self._disk = disk
+        self._clock = clock
+        self._chance = random.Random(seed)
+        self._wires: set[Wire] = set()
+        self._clients: dict[Wire, ServedClient] = {}
+        self._joining = False
+        self.orders = Orders(self)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- its life ---
+
+    async def start(self) -> None:
+        """Lock the directory, read what the node was, listen. Raises LogError, GroupFileError, ConfigError."""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        with contextlib.ExitStack() as opened:
+            lock = await asyncio.to_thread(lock_node, self.options, self._disk)
+            opened.callback(lock.release)
+            self._state = StateFile(self._disk, group_dir(self.options.dir))
+            stored = await asyncio.to_thread(self._state.load)
+            if stored is None:
+                stored = Stored(group="", node=new_node_id())
+                await asyncio.to_thread(self._state.store, stored)
+            self.node = stored.node
+            if stored.group:
+                await self._begin(stored)
+                assert self.thread is not None
+                opened.callback(self.thread.stop)
+            try:
+                self._server = await listen(self.options.listen, self, self._server_tls)
+            except OSError as exc:
+                why = f"cannot be listened at: {exc.strerror or exc}"
+                raise ConfigError(option="group.listen", value=self.options.listen, why=why) from exc
+            self._opened = opened.pop_all()
+        self._spawn(self._watch())
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def ended(self) -> None:
+        """Wait until the node cannot go on, and raise what has ended it."""
+        await asyncio.shield(self._ended)
+
+    async def stop(self, *, hand_over_s: float = 0.0) -> None:
+        """End: hand primacy over where that can be done in time, answer who waits, close the log."""
+        if hand_over_s and self.thread is not None and self.standing.state == PRIMARY and self.links.links:
+            ms = int(hand_over_s * 1000)
+            with contextlib.suppress(TranlogError):
+                await asyncio.wrap_future(self.thread.call(lambda core: core.hand_over(NO_NODE, ms)))
+            until = self._loop.time() + hand_over_s
+            while self.standing.state == PRIMARY and self._loop.time() < until:
+                await asyncio.sleep(0.02)
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        try:
+            await asyncio.to_thread(self._opened.close)
+        finally:
+            await asyncio.sleep(0)  # the last answers
+            self.links.close()
+            for wire in list(self._wires):
+                wire.end("this node ends", warn=False)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*(wire.gone.wait() for wire in list(self._wires))), 1.0)
+            for wire in list(self._wires):
+                wire.cut()
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _begin(self, stored: Stored) -> None:
+        """Open the log, and have the core run. Raises as `open_log`."""
+        log = await asyncio.to_thread(open_log, self.options, stored.group, disk=self._disk, clock=self._clock)
+        await asyncio.to_thread(self._state.store, stored)  # so that its number is this start's
+        self.thread = CoreThread(
+            stored,
+            self._state,
+            log,
+            self,
+            start=self._state.number,
+            clock=self._clock,
+            chance=lambda: self._chance.randrange(1 << 16),
+            hand_over=self._loop.call_soon_threadsafe,
+        )
+        self.thread.start()
+
+    async def _watch(self) -> None:
+        """End connections of nodes that are silent."""
+        while True:
+            heartbeat = self.standing.config.heartbeat_ms / 1000
+            await asyncio.sleep(heartbeat)
+            before = self._loop.time() - SILENT_BEATS * heartbeat
+            self.links.end_silent(before)
+            for wire in list(self._wires):
+                if wire.purpose == VOTE and wire.heard < before:
+                    wire.end_now(f"nothing was heard for {SILENT_BEATS} heartbeats")
+
+    # --- what the thread says ---
+
+    def stands(self, standing: NodeStanding) -> None:
+        """The thread stands there now."""
+        before, self.standing = self.standing, standing
+        if standing.config is not before.config:
+            self.links.settle(standing.config, self.node)
+        if (standing.state, standing.primary) != (before.state, before.primary):
+            self.links.hurry(standing.primary)
+
+    def send(self, to: NodeId, packet: Packet) -> None:
+        """Send a packet to a node, over the link to it, or, where there is none, over its own."""
+        if not self.links.send(to, packet) and to not in self.links.links:
+            for wire in self._wires:
+                if wire.purpose == VOTE and wire.peer == to:
+                    wire.send(packet)
+                    return
+
+    def failed(self, exc: BaseException) -> None:
+        """The thread has ended with an error."""
+
+        def end() -> None:
+            if not self._ended.done():
+                self._ended.set_exception(exc)
+                self._ended.exception()  # nobody may ask
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(end)
+
+    # --- links to others ---
+
+    def join(self) -> Join:
+        """Return what this node says to whom it connects to."""
+        at = self.standing
+        return Join(
+            node=self.node,
+            node_name=self.options.node,
+            purpose=VOTE,
+            versions=(PROTOCOL_VERSION,),
+            config=at.config.id,
+            last=at.last,
+            heartbeat_ms=at.config.heartbeat_ms,
+            group=at.config.group,
+        )
+
+    def hello_refused(self, hello: Hello, member: Member) -> str:
+        """Return why whoever answered is not that member."""
+        return self.stranger(hello) or (
+            ""
+            if hello.node == member.node
+            else f"the node there is {hello.node_name} with the id {hello.node}, and the group's {member.name} has "
+            f"{member.node}; a wiped node is removed from the group and added again"
+        )
+
+    def stranger(self, hello: Hello) -> str:
+        """Return why whoever answered is of another group; empty where it is not, or of none yet."""
+        if hello.name != self.options.group or hello.group not in ("", self.standing.config.group):
+            return f"the node there is of the group {hello.name} ({hello.group or 'none yet'}), not of this one"
+        return ""
+
+    def took(self, wire: Wire, packet: Packet, size: int) -> None:
+        """A packet of another node came."""
+        self.links.heard[wire.peer] = wire.heard
+        if isinstance(packet, OrderAnswer):
+            self.orders.settle(packet)
+        elif isinstance(packet, GroupOrder):
+            self._spawn(self.orders.answer(wire, packet))
+        elif not isinstance(packet, _OF_NODES):
+            wire.end(f"{type(packet).__name__} from a node")
+        elif self.thread is not None:
+            self.thread.post(Came(wire.peer, packet, partial(wire.done, size)))
+            return
+        elif isinstance(packet, Heartbeat) and packet.full is not None:
+            self._admitted(packet.full)
+        wire.done(size)
+
+    def unreachable(self, node: NodeId) -> None:
+        """Nobody listens where a node should."""
+        thread = self.thread
+        if thread is not None:
+            now = int(self._clock.monotonic() * 1000)
+            thread.call(lambda core: core.refused(node, now))
+
+    def _admitted(self, config: GroupConfig) -> None:
+        """Become a member of the group whose configuration names this node."""
+        if self._joining or config.member(self.node) is None:
+            return
+        self._joining = True
+        self._spawn(self._become(Stored(group=config.group, node=self.node, config=config)))
+
+    async def _become(self, stored: Stored) -> None:
+        try:
+            await self._begin(stored)
+        except TranlogError as exc:
+            self.failed(exc)
+        else:
+            assert self.thread is not None
+            self._opened.callback(self.thread.stop)
+            logger.info("This node was admitted. group=%s id=%s", self.options.group, stored.group)
+
+    # --- whoever connects ---
+
+    def met(self, wire: Wire) -> None:
+        """Somebody connected."""
+        if len(self._wires) >= CONNECTIONS_MAX:
+            wire.end_now(f"there are {CONNECTIONS_MAX} connections already")
+            return
+        self._wires.add(wire)
+        at = self.standing
+        wire.send(
+            Hello(
+                group=at.config.group,
+                name=self.options.group,
+                node=self.node,
+                node_name=self.options.node,
+                versions=(PROTOCOL_VERSION,),
+                state=at.state,
+                epoch=at.epoch,
+                first=NO_GTID,
+                last=at.last,
+            )
+        )
+
+    def take(self, wire: Wire, packet: Packet, size: int) -> None:
+        """Take a packet of whoever connected."""
+        if not wire.purpose:
+            self._let_in(wire, packet)
+            wire.done(size)
+        elif wire.purpose == VOTE:
+            self.links.hurry(wire.peer)
+            self.took(wire, packet, size)
+        elif isinstance(packet, Who):
+            wire.send(self.primary(packet.number))
+            wire.done(size)
+        elif isinstance(packet, GroupOrder) and wire.purpose == "administer":
+            self._spawn(self.orders.answer(wire, packet))
+            wire.done(size)
+        else:
+            self._clients.setdefault(wire, ServedClient(wire)).take(packet, size, self.thread)
+
+    def lost(self, wire: Wire) -> None:
+        """Somebody's connection has ended."""
+        self._wires.discard(wire)
+        self._clients.pop(wire, None)
+
+    def _let_in(self, wire: Wire, packet: Packet) -> None:
+        if not isinstance(packet, Join):
+            wire.end(f"{type(packet).__name__} instead of Join")
+            return
+        why = self._join_refused(packet, wire)
+        if why:
+            wire.send(JoinRefused(text=why))
+            wire.end(why)
+            return
+        wire.peer, wire.purpose = packet.node, packet.purpose
+        wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=PROTOCOL_VERSION))
+
+    def _join_refused(self, join: Join, wire: Wire) -> str:
+        own, config = self.standing.config.group, self.standing.config
+        if PROTOCOL_VERSION not in join.versions:
+            return f"this node speaks protocol version {PROTOCOL_VERSION}, and you {join.versions}"
+        if join.purpose in CLIENT_PURPOSES:
+            return ""
+        if join.purpose != VOTE:
+            return f"there is no purpose {join.purpose!r}"
+        if why := wire.certified_otherwise(join.node_name):
+            return why
+        if own and join.group and join.group != own:
+            return f"you are of the group {join.group}, and this node is of {own}"
+        if join.heartbeat_ms <= 0:
+            return "the heartbeat interval must be greater than 0"
+        named = [one for one in config.members if one.name == join.node_name and one.node != join.node]
+        if join.node == self.node or named:
+            return f"there is another node {join.node_name} in the group, with another id; names are unique"
+        return ""
+
+    def primary(self, number: int) -> Primary:
+        """Return who is primary, as far as this node knows."""
+        at = self.standing
+        members = tuple([(one.node, one.name, one.address) for one in at.config.members])
+        node = self.node if at.state == PRIMARY else at.primary
+        return Primary(number=number, node=node, epoch=at.epoch, members=members)
+
+
+def new_node_id() -> NodeId:
+    """Return the id of a new node."""
+    return NodeId(secrets.token_hex(8))
+
+
+def found_group(options: NodeOptions, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> Stored:
+    """Make a group of this one node, from an empty directory or a log, whose GTIDs stay. Nothing runs there.
+
+    Raises ConfigError where the node is in a group already; LogLockedError; as `MemberLog.follow`.
+    """
+    lock = lock_node(options, disk)
+    try:
+        state = StateFile(disk, group_dir(options.dir))
+        known = state.load()
+        if known is not None and known.group:
+            raise ConfigError(option="log.dir", value=options.dir, why=f"it is of the group {known.group} already")
+        with contextlib.closing(_log_of_founder(options, disk, clock)) as log:
+            group = log.log.history.hex()
+        member = Member(node=new_node_id() if known is None else known.node, name=options.node)
+        member = Member(node=member.node, name=options.node, address=options.reached_at)
+        config = GroupConfig(group=group, id=ConfigId(0, 1), members=(member,))
+        stored = Stored(group=group, node=member.node, config=config)
+        state.store(stored)
+        return stored
+    finally:
+        lock.release()
+
+
+def _log_of_founder(options: NodeOptions, disk: Disk, clock: Clock) -> NodeLog:
+    """Open a log with its own history, or a new one with a new one."""
+    log_options = replace(options.log, spill_above=min(options.log.spill_above, RECORD_BYTES_MAX))
+    history = secrets.token_bytes(16)
+    return NodeLog.follow(
+        options.dir, source_id=options.node, history=history, options=log_options, disk=disk, clock=clock
+    )

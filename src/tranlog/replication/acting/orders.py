@@ -1,0 +1,333 @@
+"""What an operator asks of a group: who is in it, who shall be, who shall be primary.
+
+Owns each order: its words, and the steps that it takes. Any node takes one, and passes on what only a primary can do.
+The hard idea: a configuration changes by one voter at a time, and a node gets a vote only once it holds what is
+committed; so `add` is two changes with a wait between them, which whoever asks can watch, and repeat if it is cut off.
+
+Source: docs/protocol.md, "Configuration"; docs/replication.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, TranlogError
+from tranlog.ids import Gtid
+from tranlog.replication.acting.links import Greeting, greet
+from tranlog.replication.acting.transport import Wire
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
+from tranlog.replication.rules.core import Core
+from tranlog.replication.rules.election import is_elected
+from tranlog.replication.rules.packets import NO_GTID, PRIMARY, STATE_NAMES, UNKNOWN, GroupOrder, OrderAnswer
+
+if TYPE_CHECKING:
+    from tranlog.replication.acting.node import GroupNode, NodeOptions
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+PATIENCE_S = 600.0
+"""A new node may take so long to hold what the group has."""
+Body = dict[str, Any]
+
+
+class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A member as a node knows it. `heard_ms`: how long ago its last heartbeat came, None for never; `acked`: what it
+    has durable, as a primary knows. `trouble`: why there is no connection to it.
+    """
+
+    name: str
+    node: str
+    address: str
+    votes: int
+    priority: int
+    witness: bool
+    state: str
+    heard_ms: int | None
+    last: Gtid
+    acked: Gtid | None
+    trouble: str
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node stands. `config`: (epoch, version) of its configuration; `fatal`: why it follows nobody."""
+
+    group: str
+    id: str
+    name: str
+    node: str
+    state: str
+    epoch: int
+    primary: str | None
+    config: ConfigId
+    first_seqno: int
+    last: Gtid
+    durable: Gtid
+    committed: Gtid
+    fatal: str
+    members: list[MemberStatus]
+
+
+class Orders:
+    """The orders that a node takes. Threads: the event loop's alone."""
+
+    def __init__(self, node: GroupNode) -> None:
+        self._node = node
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[OrderAnswer]] = {}
+
+    async def give(self, name: str, body: Body) -> Body:
+        """Carry an order out, here or at the primary, and return its answer. Raises GroupOrderError, ConfigError."""
+        self._check_member()
+        carry = {
+            "add": self._add,
+            "remove": self._remove,
+            "step-down": self._step_down,
+            "reconfigure": self._force,
+        }.get(name)
+        if carry is None:
+            raise ConfigError(option="order", value=name, why="there is no such order")
+        if name == "reconfigure":
+            return await self._force(body)
+        if name == "remove":
+            await self._depose(str(body.get("name", "")))
+        return await (carry(body) if self._node.standing.state == PRIMARY else self._pass_on(name, body))
+
+    def _check_member(self) -> None:
+        options = self._node.options
+        if self._node.thread is None:
+            admit = f"tranlog group add {options.node} {options.reached_at}"
+            why = f"this node is in no group yet. `{admit}` at a node of the group admits it"
+            raise GroupOrderError(why=f"{why}; `tranlog group init` here, with no node running, makes a new group")
+
+    async def answer(self, wire: Wire, order: GroupOrder) -> None:
+        """Answer an order of another node or a client."""
+        try:
+            if self._node.standing.state != PRIMARY:
+                raise GroupOrderError(
+                    why=f"{self._node.options.node} is not the primary any more; give the order again"
+                )
+            told, done = await self.give(order.name, msgspec.json.decode(order.raw, type=Body)), True
+        except TranlogError as exc:
+            told, done = {"error": str(exc)}, False
+        except msgspec.DecodeError as exc:
+            wire.end(f"an order that is no JSON: {exc}")
+            return
+        wire.send(OrderAnswer(number=order.number, done=done, raw=msgspec.json.encode(told)))
+
+    def settle(self, answer: OrderAnswer) -> None:
+        """An order that was passed on was answered."""
+        waiting = self._waiting.pop(answer.number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    async def _pass_on(self, name: str, body: Body) -> Body:
+        """Have the primary carry an order out."""
+        node, number = self._node, next(self._numbers)
+        to = node.standing.primary
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        link = node.links.links.get(to)
+        if (
+            link is None
+            or link.wire is None
+            or not link.wire.send(GroupOrder(number=number, name=name, raw=msgspec.json.encode(body)))
+        ):
+            raise GroupOrderError(why="no primary is known, or it cannot be reached from here")
+        gone = asyncio.ensure_future(link.wire.gone.wait())
+        try:
+            await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            self._waiting.pop(number, None)
+        if not waiting.done():
+            why = f"the connection to the primary {link.member.name} ended before its answer came"
+            raise GroupOrderError(why=f"{why}")
+        found: Body = msgspec.json.decode(waiting.result().raw)
+        if not waiting.result().done:
+            raise GroupOrderError(why=str(found.get("error")))
+        return found
+
+    async def _ask(self, ask: Callable[[Core], Any]) -> Any:
+        assert self._node.thread is not None
+        return await asyncio.wrap_future(self._node.thread.call(ask))
+
+    async def status(self) -> NodeStatus:
+        """Return where this node stands, and what it knows of the others. Raises GroupOrderError: in no group."""
+        self._check_member()
+        node = self._node
+        troubles = {name: link.why for name, link in node.links.links.items()}
+        found: NodeStatus = await self._ask(lambda core: status_of(core, node.options, troubles))
+        return found
+
+    def config(self) -> GroupConfig:
+        """Return the configuration that this node has. Raises GroupOrderError: in no group."""
+        self._check_member()
+        return self._node.standing.config
+
+    # --- what a primary does ---
+
+    async def _add(self, body: Body) -> Body:
+        """Admit a node: without a vote until it holds what is committed, then with the one that is wanted."""
+        node = self._node
+        wanted = msgspec.convert({"votes": 1, "priority": 1, **body, "node": ""}, _Wanted)
+        try:
+            wire, hello = await greet(wanted.address, Greeting(), node.client_tls)
+        except (OSError, HandshakeError) as exc:
+            raise GroupOrderError(why=f"no node answers at {wanted.address}: {exc}. Start it there first") from exc
+        why = wire.certified_otherwise(wanted.name) or node.stranger(hello)
+        wire.cut()
+        if not why and hello.node_name != wanted.name:
+            why = f"the node at {wanted.address} is called {hello.node_name}"
+        if why:
+            raise GroupOrderError(why=why)
+        voter = Member(**{**msgspec.structs.asdict(wanted), "node": hello.node})
+        if not any(one.node == hello.node for one in node.standing.config.members):
+            first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
+            await self._change(lambda members: [*members, first])
+        if voter.votes and not voter.witness:
+            await self._change(lambda members: [voter if one.node == voter.node else one for one in members])
+        return {"added": wanted.name, "node": hello.node, "warnings": warnings(node.standing.config)}
+
+    async def _remove(self, body: Body) -> Body:
+        name = str(body.get("name", ""))
+        found = [one for one in self._node.standing.config.members if one.name == name]
+        if not found:
+            raise ConfigError(option="name", value=name, why="no node of the group has this name")
+        await self._change(lambda members: [one for one in members if one.name != name])
+        return {"removed": name}
+
+    async def _depose(self, name: str) -> None:
+        """See to it that the primary is not the node of that name. Raises GroupOrderError."""
+        at, loop = self._node.standing, asyncio.get_running_loop()
+        former = at.config.member(self._node.node if at.state == PRIMARY else at.primary)
+        if former is None or former.name != name:
+            return
+        await self.give("step-down", {})
+        until = loop.time() + PATIENCE_S
+        while self._node.standing.primary in (NO_NODE, former.node) and loop.time() < until:
+            await asyncio.sleep(LOOK_S)
+
+    async def _step_down(self, body: Body) -> Body:
+        within, force = float(body.get("within_s", 10.0)), bool(body.get("force", False))
+        node, loop = self._node, asyncio.get_running_loop()
+        if len(node.standing.config.members) == 1:
+            raise GroupOrderError(why="there is no other node in the group")
+        await self._ask(lambda core: core.hand_over(NO_NODE, int(within * 1000), force=force))
+        until = loop.time() + within + 1.0
+        while node.standing.state == PRIMARY and loop.time() < until:
+            await asyncio.sleep(LOOK_S)
+        if node.standing.state == PRIMARY:
+            why = f"no other node had everything within {within:g} s"
+            raise GroupOrderError(why=f"{why}; {node.options.node} stays primary, and commits go on")
+        return {"stepped_down": node.options.node}
+
+    async def _force(self, body: Body) -> Body:
+        """Install a configuration here without asking anybody: of a majority that is lost for ever, or lost its logs.
+
+        What is committed and held by none of those that stay is lost. Raises GroupOrderError, ConfigError.
+        """
+        without = [str(name) for name in body.get("without", ())]
+        config = self._node.standing.config
+        unknown = sorted(set(without) - {one.name for one in config.members})
+        if unknown or self._node.options.node in without:
+            raise ConfigError(option="--without", value=unknown or without, why="other nodes of the group can be named")
+
+        def force(core: Core) -> str | None:
+            stay = [one for one in core.config.members if one.name not in without]
+            return core.reconfigure(successor(core.config, stay, epoch=core.mind.epoch, forced=True), forced=True)
+
+        why = await self._ask(force)
+        assert why is None, "a forced one is refused by nobody"
+        logger.warning("The configuration was forced here. without=%s", ",".join(without) or "nobody")
+        return {"forced": self._node.options.node, "without": without}
+
+    async def _change(self, members: Callable[[Sequence[Member]], Sequence[Member]]) -> None:
+        """Install a configuration with other members, as soon as that may be; return when a majority has it.
+
+        Raises GroupOrderError, ConfigError.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+
+        def change(core: Core) -> str | None:
+            return core.reconfigure(successor(core.config, members(core.config.members), epoch=core.mind.epoch))
+
+        while (why := await self._ask(change)) is not None:
+            if self._node.standing.state != PRIMARY or not why.endswith(("try again", "new configuration")):
+                raise GroupOrderError(why=f"the configuration cannot be changed now: {why}")
+            if loop.time() >= until:
+                raise GroupOrderError(why=f"the configuration could not be changed in {PATIENCE_S:g} s: {why}")
+            await asyncio.sleep(LOOK_S)
+        while not await self._ask(is_installed):
+            if self._node.standing.state != PRIMARY or loop.time() >= until:
+                raise GroupOrderError(
+                    why="the configuration is changed here, and it is not known whether a majority has it"
+                )
+            await asyncio.sleep(LOOK_S)
+
+
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A member as an operator wants it; as `Member`."""
+
+    name: str
+    address: str
+    node: str = ""
+    votes: int = 1
+    priority: int = 1
+    witness: bool = False
+    hidden: bool = False
+    delay_ms: int = 0
+    tags: dict[str, str] = {}
+
+
+def is_installed(core: Core) -> bool:
+    """Whether a majority of the voters has this node's configuration."""
+    having = {core.node, *(node for node, peer in core.mind.peers.items() if peer.config == core.config.id)}
+    return is_elected(core.config, having)
+
+
+def status_of(core: Core, options: NodeOptions, troubles: Mapping[NodeId, str]) -> NodeStatus:
+    """Return where a node stands, and what it knows of the others; `troubles`: why it has no connection to one."""
+    mind, log, config = core.mind, core.log, core.config
+    members = []
+    for one in config.members:
+        peer, ack, own = mind.peers.get(one.node), mind.acks.get(one.node), one.node == core.node
+        heard = None if peer is None or peer.heard < 0 else mind.now - peer.heard
+        members.append(
+            MemberStatus(
+                name=one.name,
+                node=one.node,
+                address=one.address,
+                votes=one.votes,
+                priority=one.priority,
+                witness=one.witness,
+                state=STATE_NAMES[mind.state if own else UNKNOWN if peer is None else peer.state],
+                heard_ms=0 if own else heard,
+                last=log.last if own else NO_GTID if peer is None else peer.last,
+                acked=log.durable if own else None if ack is None else ack.durable,
+                trouble="" if own else troubles.get(one.node, ""),
+            )
+        )
+    primary = config.member(mind.primary)
+    return NodeStatus(
+        group=options.group,
+        id=config.group,
+        name=options.node,
+        node=core.node,
+        state=STATE_NAMES[mind.state],
+        epoch=mind.epoch,
+        primary=None if primary is None else primary.name,
+        config=config.id,
+        first_seqno=log.first,
+        last=log.last,
+        durable=log.durable,
+        committed=mind.committed,
+        fatal=mind.fatal,
+        members=members,
+    )

@@ -1,0 +1,326 @@
+"""`tranlog node` and `tranlog group`: a node of a group, and the group through any of its nodes.
+
+Owns the commands' words and their output. What a node does is `replication`'s, what a running one is asked
+`process/node_part.py`'s.
+
+Source: tokumx-replication.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tranlog.errors import ConfigError
+from tranlog.replication.acting.node import GroupNode, found_group
+from tranlog.replication.acting.orders import MemberStatus, NodeStatus
+from tranlog.replication.rules.packets import NO_GTID
+from tranlog.service.commands.orders import Ask, config_of, reaching_node
+from tranlog.service.config.config import Config
+from tranlog.service.frame.command import AsJson, new_app, print_json, require_command, say, stop_signals
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.process.api import AddNode, ByName, Reconfigure, StepDown
+from tranlog.service.process.client import GRACE_S
+from tranlog.service.process.last_error import keeping_error
+from tranlog.service.process.node_part import HAND_OVER_S, NodePart, node_contexts, node_options
+from tranlog.service.process.operating import OperatingOptions, node_endpoint
+from tranlog.service.process.sockets import NODE_NAME
+
+logger = logging.getLogger(__name__)
+
+node_app = new_app(help="One node of a group.\n\n\b\nExample:\n  tranlog --conf a.toml node run")
+group_app = new_app(help="A group of nodes that replicate a log.\n\n\b\nExample:\n  tranlog --conf a.toml group status")
+
+_ADD_S = 660.0
+Name = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+
+
+@node_app.callback()
+def _node(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@group_app.callback()
+def _group(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@node_app.command("run")
+def run(ctx: typer.Context) -> None:
+    """Be a node of a group, until SIGTERM or Ctrl-C.
+
+    What [group] says: its name, where it listens. A node that is in no group yet waits to be admitted. A stopped
+    primary hands over first.
+
+    \b
+    Example:
+      tranlog --conf a.toml node run
+    """
+    config = config_of(ctx)
+    with keeping_error(config.log_dir, NODE_NAME):
+        asyncio.run(_run(config))
+
+
+async def _run(config: Config) -> None:
+    server_tls, client_tls = node_contexts(config)
+    operating = OperatingOptions.of_node(config)
+    operating.check()
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(stopped.set)
+
+    with stop_signals(stop):
+        node = GroupNode(node_options(config), server_tls=server_tls, client_tls=client_tls)
+        await node.start()
+        try:
+            endpoint = node_endpoint(NodePart(node, loop), config.log_dir, operating)
+            await asyncio.to_thread(endpoint.__enter__)
+            try:
+                logger.info(
+                    "The node runs. group=%s node=%s at=%s", config.group.name, config.group.node, config.group.listen
+                )
+                ends = [asyncio.ensure_future(one) for one in (stopped.wait(), node.ended())]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                failed = ends[1].done()
+                for one in ends:
+                    one.cancel()
+                if failed:
+                    await ends[1]
+            finally:
+                await asyncio.to_thread(endpoint.__exit__, None, None, None)
+        finally:
+            await node.stop(hand_over_s=HAND_OVER_S)
+
+
+@node_app.command("status")
+@reaching_node
+def node_status(asks: Ask, as_json: AsJson = False) -> int:
+    """Show where a running node stands. Exit code 1 where it is neither primary, replica nor witness.
+
+    \b
+    Example:
+      tranlog --conf a.toml node status
+    """
+    found = _status(asks)
+    if as_json:
+        print_json(msgspec.structs.replace(found, members=[]))
+    else:
+        print(
+            f"node {found.name} of group {found.group} is {found.state}, epoch {found.epoch}, log up to {found.last}, "
+            f"durable {found.durable}, committed {found.committed}"
+        )
+        if found.fatal:
+            print(f"  {found.fatal}")
+    return ExitCode.DONE if found.state in ("PRIMARY", "REPLICA", "WITNESS") else ExitCode.CHECK_FAILED
+
+
+def _status(asks: Ask) -> NodeStatus:
+    return msgspec.convert(asks("/group/status"), NodeStatus)
+
+
+@group_app.command("init")
+def init(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Make a group of this one node, of an empty log directory or an existing log, whose GTIDs stay.
+
+    Nothing may run on the log. Then run the node, and add others.
+
+    \b
+    Example:
+      tranlog --conf a.toml group init
+      tranlog --conf a.toml node run
+    """
+    options = node_options(config_of(ctx))
+    stored = found_group(options)
+    if as_json:
+        print_json({"group": options.group, "id": stored.group, "name": options.node, "node": stored.node})
+    else:
+        print(f"group {options.group} ({stored.group}) has one node, {options.node} at {options.reached_at}")
+
+
+@group_app.command("status")
+@reaching_node
+def status(asks: Ask, as_json: AsJson = False) -> int:
+    """Show the group as a node sees it. Exit code 1 where that knows no primary.
+
+    \b
+    Example:
+      tranlog --conf b.toml group status
+    """
+    found = _status(asks)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}")
+        for one in found.members:
+            heard = (
+                "" if one.heard_ms == 0 else "never heard" if one.heard_ms is None else f"heard {one.heard_ms} ms ago"
+            )
+            last = "" if one.last == NO_GTID else f"log up to {one.last}"
+            words = [
+                one.state,
+                f"at {one.address}",
+                f"votes {one.votes}",
+                f"priority {one.priority}",
+                last,
+                heard,
+                one.trouble,
+            ]
+            print(f"  {one.name:12} {', '.join(word for word in words if word)}")
+    return ExitCode.DONE if found.primary is not None else ExitCode.CHECK_FAILED
+
+
+def _words(one: MemberStatus) -> list[str]:
+    heard = "never heard" if one.heard_ms is None else f"heard {one.heard_ms} ms ago"
+    return [
+        one.state,
+        f"at {one.address}",
+        f"votes {one.votes}",
+        f"priority {one.priority}",
+        "" if one.last == NO_GTID else f"log up to {one.last}",
+        "" if one.heard_ms == 0 else heard,
+        one.trouble,
+    ]
+
+
+@group_app.command("who")
+@reaching_node
+def who(asks: Ask, as_json: AsJson = False) -> int:
+    """Print the primary's name. Exit code 1 where none is known.
+
+    \b
+    Example:
+      tranlog --conf b.toml group who
+    """
+    found = _status(asks)
+    if as_json:
+        print_json({"primary": found.primary, "epoch": found.epoch})
+    elif found.primary is not None:
+        print(found.primary)
+    return ExitCode.DONE if found.primary is not None else ExitCode.CHECK_FAILED
+
+
+@group_app.command("config")
+@reaching_node
+def config_command(asks: Ask, as_json: AsJson = False) -> None:
+    """Show the group's configuration.
+
+    \b
+    Example:
+      tranlog --conf a.toml group config --json
+    """
+    found: dict[str, Any] = asks("/group/config")
+    if as_json:
+        print_json(found)
+        return
+    for warning in found.pop("warnings"):
+        say(f"group: {warning}")
+    members = found.pop("members")
+    print(", ".join(f"{name} {value}" for name, value in found.items()))
+    for one in members:
+        print("  " + ", ".join(f"{name} {value}" for name, value in one.items()))
+
+
+@group_app.command("add")
+@reaching_node
+def add(
+    asks: Ask,
+    name: Name,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where it listens.")],
+    no_vote: Annotated[bool, typer.Option("--no-vote", help="It keeps a log, and has no vote.")] = False,
+    witness: Annotated[bool, typer.Option("--witness", help="It votes, and keeps no log.")] = False,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="0 is never primary.", min=0)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Admit a node that runs and is in no group yet; wait until it holds what is committed, and votes.
+
+    \b
+    Example:
+      tranlog --conf b.toml node run
+      tranlog --conf a.toml group add b 127.0.0.1:2113
+    """
+    if no_vote and witness:
+        raise ConfigError(option="--no-vote", value=True, why="a witness votes; give one of the two")
+    votes = 0 if no_vote else 1
+    wanted = AddNode(
+        name=name, address=address, votes=votes, priority=priority if votes and not witness else 0, witness=witness
+    )
+    found = asks("/group/add", wanted, timeout_s=_ADD_S)
+    if as_json:
+        print_json(found)
+        return
+    print(f"node {name} at {address} is in the group")
+    for warning in found["warnings"]:
+        say(f"group: {warning}")
+
+
+@group_app.command("remove")
+@reaching_node
+def remove(
+    asks: Ask,
+    name: Name,
+    as_json: AsJson = False,
+) -> None:
+    """Have a node be a member no more. A primary steps down first.
+
+    \b
+    Example:
+      tranlog --conf a.toml group remove c
+    """
+    found = asks("/group/remove", ByName(name=name), timeout_s=_ADD_S)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {name} is not in the group any more")
+
+
+@group_app.command("reconfigure")
+@reaching_node
+def reconfigure(
+    asks: Ask,
+    force: Annotated[bool, typer.Option("--force", help="Whatever is lost by it.")] = False,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="NODE", help="Who is a member no more; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have one node go on by force, where a majority is lost for ever, or lost the end of its logs.
+
+    It asks nobody: what was committed, and is held by none of the nodes that stay, is lost. The nodes that are named
+    must not run any more. While a majority lives use `add` and `remove`.
+
+    \b
+    Example:
+      tranlog --conf a.toml group reconfigure --force --without b --without c
+    """
+    found = asks("/group/reconfigure", Reconfigure(force=force, without=tuple(without or ())))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}")
+
+
+@group_app.command("step-down")
+@reaching_node
+def step_down(
+    asks: Ask,
+    within: Annotated[float, typer.Option("--within", metavar="S", min=0, help="For so long commits stop.")] = 10.0,
+    force: Annotated[bool, typer.Option("--force", help="Although no other node has everything.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have the primary hand over to another node, which first gets everything that it has.
+
+    \b
+    Example:
+      tranlog --conf a.toml group step-down
+    """
+    wanted = StepDown(within_s=within, force=force)
+    found = asks("/group/step-down", wanted, timeout_s=within + GRACE_S)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{found['stepped_down']} is primary no more")

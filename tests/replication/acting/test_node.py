@@ -1,0 +1,359 @@
+"""replication/acting/node.py: a group on real sockets elects, replicates, commits, and survives each of its nodes.
+
+docs/replication.md; docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from fix_live_group import Contexts, LiveGroup, differences, events, eventually, live_group, words
+from fix_server import make_certificate
+from tranlog.errors import (
+    CommitRefusedError,
+    ConfigError,
+    GroupOrderError,
+    LogLockedError,
+    MemberLogError,
+    NoPrimaryError,
+)
+from tranlog.ids import Gtid
+from tranlog.log.writing.log import Log
+from tranlog.replication.acting.client import Answer, RolledBack, Satisfied, TimedOut
+from tranlog.replication.acting.node import GroupNode, found_group
+from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
+from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Join, Pulse, Records, encode
+from tranlog.service.commands.grouping import group_app
+from tranlog.service.config.exposure import group_contexts
+from tranlog.testing.servers import free_port
+
+PAGE = Path(__file__).parents[3] / "docs" / "replication.md"
+
+
+def test_a_group_of_one_elects_itself_and_commits(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group, group.client() as client:
+        answer = client.commit(words("one"), w=MAJORITY, wtimeout=60.0, event_id="e1")
+        assert isinstance(answer, Satisfied) and answer.written_to == ("a",) and answer.primary == "a"
+        assert client.ask(answer.gtid, w=1) == Satisfied(gtid=answer.gtid, written_to=("a",), primary="a")
+        assert client.wait(at_least=answer.gtid)
+    assert events(tmp_path / "a") == ["e1"]
+
+
+@pytest.mark.long
+def test_three_nodes_hold_what_a_majority_acknowledged(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group, group.client() as client:
+        acknowledged = []
+        for at in range(40):
+            answer = client.commit(words(f"number {at}"), w=MAJORITY, wtimeout=60.0, event_id=f"e{at}")
+            assert isinstance(answer, Satisfied) and len(answer.written_to) >= 2
+            acknowledged.append(answer.gtid)
+        assert acknowledged == sorted(acknowledged)
+        assert isinstance(client.commit(words("at all"), w=3, wtimeout=60.0, event_id="all"), Satisfied)
+        group.await_whole()
+        for name in "abc":
+            assert events(tmp_path / name) == [*(f"e{at}" for at in range(40)), "all"]
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "b", tmp_path / "c") == ""
+
+
+@pytest.mark.long
+def test_another_node_takes_over_and_the_old_one_follows_it(tmp_path: Path) -> None:
+    """The client finds the new primary by itself, and repeats nothing."""
+    with live_group(tmp_path) as group, group.client() as client:
+        assert isinstance(client.commit(words("before"), w=MAJORITY, wtimeout=60.0, event_id="before"), Satisfied)
+        former = group.await_primary()
+        group.stop(former)
+        later = group.await_primary()
+        assert later != former
+        answer = client.commit(words("after"), w=MAJORITY, wtimeout=60.0, event_id="after")
+        while not isinstance(answer, Satisfied):  # the first may find the old connection's end
+            answer = client.commit(words("after"), w=MAJORITY, wtimeout=60.0, event_id="after")
+        group.start(former)
+        group.await_whole()
+    for name in "abc":
+        found = events(tmp_path / name)
+        assert found[0] == "before" and set(found[1:]) == {"after"}
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "b", tmp_path / "c") == ""
+
+
+@pytest.mark.long
+def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(tmp_path: Path) -> None:
+    """w = 1 while nobody follows: the write is acknowledged by one node, and is in that one's rollback data."""
+    with live_group(tmp_path) as group:
+        former = group.await_primary()
+        others = [name for name in "abc" if name != former]
+        group.await_whole()
+        for name in others:
+            group.stop(name)
+        with group.client() as client:
+            answer = client.commit(words("alone"), w=1, wtimeout=60.0, event_id="alone")
+            assert isinstance(answer, Satisfied) and answer.written_to == (former,)
+        group.stop(former)
+        for name in others:
+            group.start(name)
+        group.await_primary()
+        group.start(former)
+        group.await_whole()
+        assert events(tmp_path / former) == []
+        assert list((tmp_path / former / "rollback").iterdir()) != []
+        with group.client() as client:
+            told = client.ask(answer.gtid, w=MAJORITY, wtimeout=60.0)
+            assert isinstance(told, RolledBack)
+
+
+@pytest.mark.long
+def test_a_primary_that_steps_down_loses_nothing(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+
+        async def commits() -> list[str]:
+            done = []
+            async with group.async_client() as client:
+                for at in range(100):
+                    answer = await client.commit(words(f"{at}"), w=MAJORITY, wtimeout=60.0, event_id=f"e{at}")
+                    if isinstance(answer, Satisfied):
+                        done.append(f"e{at}")
+                    await asyncio.sleep(0.005)
+            return done
+
+        former = group.await_primary()
+        working = asyncio.run_coroutine_threadsafe(commits(), group.loop)
+        through = next(name for name in "abc" if name != former)
+        assert group.order(through, "step-down") == {"stepped_down": former}
+        assert group.await_primary() != former
+        done = working.result(120)
+        assert done
+        group.await_whole()
+        for name in "abc":
+            assert set(done) <= set(events(tmp_path / name))
+
+
+@pytest.mark.long
+def test_many_clients_share_a_round(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+
+        async def commits(clients: int, each: int) -> None:
+            async with group.async_client() as client:
+
+                async def one(number: int) -> None:
+                    for at in range(each):
+                        told = await client.commit(words("x"), w=MAJORITY, wtimeout=60.0, event_id=f"{number}-{at}")
+                        assert isinstance(told, Satisfied)
+
+                await asyncio.gather(*[one(number) for number in range(clients)])
+
+        thread = group.nodes[group.await_primary()].thread
+        assert thread is not None
+        before = thread.log.log.status().syncs
+        group.run(commits(64, 20))
+        syncs = thread.log.log.status().syncs - before
+        assert syncs <= 64 * 20 // 4, "of 1280 commits not each has a sync of its own"
+
+
+@pytest.mark.long
+def test_a_transaction_that_spills_reaches_every_log(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group, group.client() as client:
+        big = [one for at in range(9) for one in words(f"{at}" * 500_000)]
+        answer = client.commit(big, w=3, wtimeout=60.0, event_id="big")
+        assert isinstance(answer, Satisfied), answer
+        assert isinstance(client.commit(words("small"), w=3, wtimeout=60.0, event_id="small"), Satisfied)
+        group.await_whole()
+        for name in "abc":
+            assert events(tmp_path / name) == ["big", "small"]
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "a", tmp_path / "c") == ""
+
+
+@pytest.mark.long
+def test_a_witness_votes_and_holds_nothing(tmp_path: Path) -> None:
+    """Of two nodes and a witness one may go, and what a majority acknowledged is there."""
+    with live_group(tmp_path, "ab") as group, group.client() as client:
+        group.add("w", witness=True)
+        answer = client.commit(words("x"), w=MAJORITY, wtimeout=60.0, event_id="x")
+        assert isinstance(answer, Satisfied) and sorted(answer.written_to) == ["a", "b"]
+        with pytest.raises(CommitRefusedError, match="2 nodes hold data"):
+            client.commit(words("x"), w=3)
+        former = group.await_primary()
+        group.stop(former)
+        eventually(lambda: len(group.primaries()) == 1)
+        assert {*group.primaries(), former} == {"a", "b"}
+        answer = client.commit(words("y"), w=1, wtimeout=60.0, event_id="y")
+        while not isinstance(answer, Satisfied):
+            answer = client.commit(words("y"), w=1, wtimeout=60.0, event_id="y")
+        assert isinstance(client.ask(answer.gtid, w=MAJORITY, wtimeout=0.1), TimedOut), "one copy is no majority of two"
+        status = group.run(group.nodes["w"].orders.status())
+        assert (status.state, status.last) == ("WITNESS", NO_GTID)
+        group.start(former)
+        assert isinstance(client.ask(answer.gtid, w=MAJORITY, wtimeout=60.0), Satisfied)
+    assert events(tmp_path / "a") == events(tmp_path / "b") == ["x", "y"] and events(tmp_path / "w") == []
+
+
+@pytest.mark.long
+def test_one_node_goes_on_by_force_where_a_majority_is_lost(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group, group.client(find_s=0.5) as client:
+        assert isinstance(client.commit(words("x"), w=3, wtimeout=60.0, event_id="x"), Satisfied)
+        group.stop("a")
+        group.stop("b")
+        eventually(lambda: group.nodes["c"].standing.primary == "")
+        with pytest.raises(NoPrimaryError, match="Nothing was written"):
+            client.commit(words("nobody takes it"), w=1)
+        with pytest.raises(ConfigError, match="other nodes of the group can be named"):
+            group.order("c", "reconfigure", force=True, without=["c"])
+        assert group.order("c", "reconfigure", force=True, without=["a", "b"])["forced"] == "c"
+        assert group.await_primary() == "c"
+        assert isinstance(client.commit(words("y"), w=MAJORITY, wtimeout=60.0, event_id="y"), Satisfied)
+    assert events(tmp_path / "c") == ["x", "y"]
+
+
+@pytest.mark.long
+def test_the_program_of_the_page_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    with live_group(tmp_path) as group:
+        program, count = re.subn(r"thl://[^\"]*", group.url, program)
+        assert count == 1
+        exec(program.replace("wtimeout=2.0", "wtimeout=60.0"), {})
+    assert re.fullmatch(r"Satisfied\(gtid=.*\)\nSatisfied\(gtid=.*\)\nTrue\n", capsys.readouterr().out)
+
+
+def test_the_page_names_every_command() -> None:
+    text = PAGE.read_text()
+    commands = [command.name for command in group_app.registered_commands]
+    assert [name for name in commands if f"group {name}" not in text] == []
+    assert [kind.__name__ for kind in Answer.__subclasses__() if f"`{kind.__name__}`" not in text] == []
+
+
+@pytest.mark.long
+def test_with_certificates_nodes_are_who_they_say(tmp_path: Path) -> None:
+    """Both sides show one of the group's authority; a node's bears its name."""
+    make_certificate(tmp_path, "authority")
+    make_certificate(tmp_path, "elsewhere")
+    for name in ("a", "b", "c", "program"):
+        make_certificate(tmp_path, name, signed_by="authority")
+    make_certificate(tmp_path, "stranger", signed_by="elsewhere")
+
+    def contexts(name: str, authority: str = "authority") -> Contexts:
+        pem, key, ca = (str(tmp_path / one) for one in (f"{name}.pem", f"{name}.key", f"{authority}.pem"))
+        return group_contexts("group.listen", "0.0.0.0:2112", pem, key, ca)
+
+    with live_group(tmp_path, "ab", contexts) as group:
+        with group.client(tls=contexts("program")[1]) as client:
+            assert isinstance(client.commit(words("x"), w=2, wtimeout=60.0), Satisfied)
+        for tls in (contexts("stranger")[1], contexts("stranger", "elsewhere")[1]):
+            with group.client(tls=tls, find_s=0.2) as client, pytest.raises(NoPrimaryError):
+                client.commit(words("x"))
+        masked = LiveGroup(tmp_path, "c", lambda name: contexts("b"))
+        try:
+            masked.start("c")
+            with pytest.raises(GroupOrderError, match="its certificate is that of b, not of c"):
+                group.order("a", "add", name="c", address=masked.options["c"].listen)
+        finally:
+            masked.close()
+    with pytest.raises(ConfigError, match="others reach this address: set tls_certificate"):
+        group_contexts("group.listen", "0.0.0.0:2112", None, None, None)
+
+
+def garbled(node: NodeId, group: str) -> list[bytes]:
+    """Return what a hostile peer sends: the first of each is what it says for a handshake."""
+    gtid = Gtid(1, 1 << 40)  # type: ignore[arg-type]
+    join = Join(
+        node=node,
+        node_name="x",
+        purpose="vote",
+        versions=(1,),
+        config=ConfigId(),
+        last=NO_GTID,
+        heartbeat_ms=250,
+        group=group,
+    )
+    beat = Heartbeat(
+        epoch=1 << 50,
+        state=1,
+        last=gtid,
+        durable=gtid,
+        committed=gtid,
+        config=ConfigId(1 << 40, 1),
+        pulse=Pulse(1, 1),
+        echo=Pulse(),
+    )
+    records = Records(number=1, after=NO_GTID, last=gtid, committed=gtid, epoch=1 << 50, raw=b"\xff" * 1000)
+    return [
+        b"",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\x00" * 100,
+        b"\xff" * 100_000,
+        struct.pack(">IBBH", 1 << 31, 19, 0, 0),
+        encode(beat),
+        encode(join)[:-3],
+        encode(join) + b"\x80" * 4000,
+        encode(join) + encode(beat),
+        encode(join) + encode(records),
+    ]
+
+
+@pytest.mark.long
+def test_a_hostile_peer_costs_its_own_connection(tmp_path: Path) -> None:
+    """A node that nobody knows says that it is the primary of a far epoch, and worse; commits go on meanwhile."""
+    with live_group(tmp_path) as group, group.client() as client:
+        primary = group.await_primary()
+        epoch = group.nodes[primary].standing.epoch
+        peers = []
+        for raw in garbled(NodeId("stranger"), group.nodes[primary].standing.config.group):
+            for options in group.options.values():
+                peer = socket.create_connection(("127.0.0.1", int(options.listen.rpartition(":")[2])))
+                peers.append(peer)
+                try:
+                    peer.sendall(raw)
+                except OSError:
+                    pass  # it was ended already
+            assert isinstance(client.commit(words("on"), w=3, wtimeout=60.0), Satisfied)
+        assert group.await_primary() == primary and group.nodes[primary].standing.epoch == epoch
+        for peer in peers:
+            peer.close()
+        assert isinstance(client.commit(words("on"), w=3, wtimeout=60.0), Satisfied)
+
+
+@pytest.mark.long
+def test_who_is_in_the_group_is_changed_through_any_node(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+        status = group.run(group.nodes["c"].orders.status())
+        assert [(one.name, one.votes) for one in status.members] == [("a", 1), ("b", 1), ("c", 1)]
+        assert status.primary == "a" and status.group == "shop"
+        assert group.order("c", "remove", name="b") == {"removed": "b"}
+        eventually(lambda: len(group.nodes["c"].standing.config.members) == 2)
+        eventually(lambda: group.nodes["b"].standing.config.member(group.nodes["b"].node) is None)
+        status = group.run(group.nodes["b"].orders.status())
+        assert (status.state, status.name) == ("REMOVED", "b")
+        with pytest.raises((ConfigError, GroupOrderError), match="no node of the group has this name"):
+            group.order("c", "remove", name="b")
+        assert group.order("c", "add", name="b", address=group.options["b"].listen)["added"] == "b"
+        group.await_whole()
+        assert group.order("b", "remove", name="a") == {"removed": "a"}, "a primary steps down first"
+        assert group.await_primary() != "a"
+
+
+@pytest.mark.long
+def test_a_stranger_is_not_admitted(tmp_path: Path) -> None:
+    """A node of another group, one of another name, nobody at all; one whose directory is in use."""
+    (tmp_path / "other").mkdir()
+    with live_group(tmp_path, "ab") as group, live_group(tmp_path / "other", "c") as other:
+        there = other.options["c"].listen
+        for name, address, why in (
+            ("c", there, "the node there is of the group shop"),
+            ("d", f"127.0.0.1:{free_port()}", "no node answers at"),
+            ("c", "nowhere", "must be HOST:PORT"),
+            ("c", group.options["b"].listen, "is called b"),
+        ):
+            with pytest.raises((ConfigError, GroupOrderError), match=why):
+                group.order("b", "add", name=name, address=address)
+        with pytest.raises(LogLockedError):
+            group.run(GroupNode(group.options["a"]).start())
+        with pytest.raises(MemberLogError, match="that of node a of group shop: only the node may write it"):
+            Log.open(group.options["a"].dir, source_id="x")
+        with pytest.raises(LogLockedError):
+            found_group(group.options["a"])
+        group.stop("a")
+        with pytest.raises(ConfigError, match=r"it is of the group [0-9a-f]{32} already"):
+            found_group(group.options["a"])

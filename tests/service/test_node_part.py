@@ -1,0 +1,76 @@
+"""service/process/node_part.py: a node that is asked over HTTP, as every process of ours. docs/control.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_live_group import live_group
+from fix_server import at_port
+from tranlog.service.commands.cli import main
+from tranlog.service.process.client import RunningPipeline
+from tranlog.service.process.node_part import NodePart
+
+CONFIG = """\
+[service]
+name = "shop"
+[log]
+dir = "log"
+[group]
+node = "{node}"
+listen = "127.0.0.1:2112"
+"""
+
+
+@pytest.mark.long
+def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with live_group(tmp_path, "ab") as group, at_port(NodePart(group.nodes["b"], group.loop)) as address:
+        running = RunningPipeline.at(address)
+        found: dict[str, Any] = running.ask("/group/status")
+        assert (found["primary"], found["state"], found["name"]) == ("a", "REPLICA", "b")
+        assert running.ask("/readyz")["reasons"] == []
+        assert [one["name"] for one in running.ask("/group/config")["members"]] == ["a", "b"]
+
+        def told(*words: str) -> tuple[int, str, str]:
+            code = main([*words, "--host", address])
+            out = capsys.readouterr()
+            return code, out.out, out.err
+
+        assert told("group", "who") == (0, "a\n", "")
+        assert told("group", "status")[1].startswith("group shop, seen by b: primary a, epoch ")
+        code, out, _ = told("node", "status")
+        assert code == 0 and out.startswith("node b of group shop is REPLICA, epoch ")
+        code, _, err = told("group", "remove", "c")
+        assert code == 4 and "no node of the group has this name" in err
+        code, _, err = told("group", "reconfigure", "--without", "a")
+        assert code == 2 and "by force alone" in err
+        code, out, err = told("group", "step-down", "--json")
+        assert (code, out) == (0, '{"stepped_down":"a"}\n'), err
+        assert group.await_primary() == "b"
+
+
+@pytest.mark.long
+def test_a_nodes_metrics_are_those_of_its_status(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group:
+        part = NodePart(group.nodes["a"], group.loop)
+        families = {family.name: family for family in part.families()}
+        assert families["tranlog_node_committed_seqno"].samples[0].value == 0.0
+        assert families["tranlog_group_member_acked_seqno"].samples[0].labels["member"] == "a"
+        assert part.ready() == ""
+
+
+def test_a_group_is_founded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(CONFIG.format(node="a"))
+    assert main(["group", "init"]) == 0
+    assert capsys.readouterr().out.endswith("has one node, a at 127.0.0.1:2112\n")
+    assert main(["group", "init"]) == 2
+    assert "it is of the group" in capsys.readouterr().err
+    assert main(["log", "add"]) == 4
+    assert "is that of node a of group shop: only the node may write it" in capsys.readouterr().err
+    assert main(["group", "who"]) == 4
+    assert capsys.readouterr().err != ""
