@@ -665,7 +665,6 @@ class QueueError(TranlogError):
     """The message store, its queues, or what was asked of them."""
 
 
-@dataclass(eq=False, kw_only=True)
 class StoreDamagedError(QueueError):
     """A store's files are not what was written: nothing was changed."""
 
@@ -674,68 +673,57 @@ class StoreDamagedError(QueueError):
     offset: int
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"the message store at {self.path} is damaged: {self.file}, offset {self.offset}: {self.why}. Nothing was "
-            "changed. Restore log and catalogue together from a copy"
-        )
+    template = (
+        "the message store at {path} is damaged: {file}, offset {offset}: {why}. Nothing was "
+        "changed. Restore log and catalogue together from a copy"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class CatalogueError(QueueError):
     """A store's catalogue cannot be used, or does not belong to its log."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"the catalogue of the message store at {self.path} cannot be used: {self.why}. Nothing was changed. "
-            "Restore log and catalogue together, or mend what is in the way"
-        )
+    template = (
+        "the catalogue of the message store at {path} cannot be used: {why}. Nothing was changed. "
+        "Restore log and catalogue together, or mend what is in the way"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class UnknownQueueError(QueueError):
     """A queue, exchange or binding that is not in the catalogue."""
 
     what: str
 
-    def __str__(self) -> str:
-        return f"there is no {self.what}. Nothing was changed; name another, or create it first"
+    template = "there is no {what}. Nothing was changed; name another, or create it first"
 
 
-@dataclass(eq=False, kw_only=True)
 class DeclaredOtherwiseError(QueueError):
     """A name that cannot be given, or is taken by something with other properties."""
 
     what: str
     why: str
 
-    def __str__(self) -> str:
-        return f"{self.what} was not declared: {self.why}. Nothing was changed; name another"
+    template = "{what} was not declared: {why}. Nothing was changed; name another"
 
 
-@dataclass(eq=False, kw_only=True)
 class NotHeldError(QueueError):
     """A delivery that is not held any more: answered already, or taken back."""
 
     what: str
     why: str
 
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}. Nothing was changed; take the message again"
+    template = "{what}: {why}. Nothing was changed; take the message again"
 
 
-@dataclass(eq=False, kw_only=True)
 class TransactionStateError(QueueError):
     """A transaction was asked for something that its state does not allow."""
 
     what: str
     why: str
 
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}. Nothing was changed; start another, or see which are in doubt"
+    template = "{what}: {why}. Nothing was changed; start another, or see which are in doubt"
 
 
 class TransientRoomError(QueueError):
@@ -839,29 +827,25 @@ class ReplicationError(TranlogError):
     """The nodes of a group, what they say to each other, and what each remembers."""
 
 
-@dataclass(eq=False, kw_only=True)
 class PacketError(ReplicationError):
     """Bytes that are no packet. `kind`: its name, as far as it is known."""
 
     kind: str
     why: str
 
-    def __str__(self) -> str:
-        return f"a packet ({self.kind}) cannot be read: {self.why}. Close the connection; check what the other side is"
+    template = "a packet ({kind}) cannot be read: {why}. Close the connection; check what the other side is"
 
 
-@dataclass(eq=False, kw_only=True)
 class GroupFileError(ReplicationError):
     """The file in which a node keeps its vote and its configuration cannot be used; nothing was changed."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"{self.path} cannot be used: {self.why}. Nothing was changed. Restore this very file, or remove the node "
-            "from the group and admit it as a new one: with a vote forgotten, one epoch could have two primaries"
-        )
+    template = (
+        "{path} cannot be used: {why}. Nothing was changed. Restore this very file, or remove the node from the group "
+        "and admit it as a new one: with a vote forgotten, one epoch could have two primaries"
+    )
 
 
 class HandshakeError(ReplicationError):

@@ -1,6 +1,6 @@
 """Mutants of the assignment by write sets: each takes one rule out. `tests/pipeline/test_by_writes.py` finds them.
 
-Source: docs/decisions/0032-transactions-meet-by-their-write-sets.md.
+Source: docs/decisions/0033-transactions-meet-by-their-write-sets.md.
 """
 
 from __future__ import annotations

@@ -200,16 +200,15 @@ class Log(LogView, Closing):
         return self._raw.append(raw)
 
     def take_over(self, history: bytes, h: int = 0) -> None:
-        """Say whose the first records are: history, 16 bytes, and running hash, from 0 to 2^64 - 1, in front of them.
-        In a log with records it changes nothing. Raises DiskFailedError, LogClosedError, LogLockedError."""
+        """Say whose the first records are, 16 bytes, and the hash up to them; a log with records stays as it is.
+        Raises as `commit`."""
         self._raw.take_over(history, h)
 
     def put_chunk(self, chunk: RawChunk) -> None:
-        """Spill a chunk of a transaction of another log, under the oid that it has there, before the record comes
-        that refers to it. Chunks come in order; one that is there is passed over.
+        """Spill a chunk of a transaction of another log, under its oid there, before the record that refers to it.
 
-        An opening forgets those whose record has not come. Raises AppendOrderError, DiskFullError, SpillFailedError,
-        LogClosedError.
+        In order; one that is there is passed over. An opening forgets those whose record has not come. Raises
+        AppendOrderError, DiskFullError, SpillFailedError, LogClosedError.
         """
         self._raw.put_chunk(chunk)
 
@@ -318,8 +317,7 @@ class Log(LogView, Closing):
             if end.ownership.lost is not None or end.refused:
                 end.check()
             oldest = end.prefix.oldest_unfinished()
-            last = pending.last
-            target = last if oldest == NO_SEQNO else max(pending.appended, Seqno(oldest - 1))
+            target = pending.last if oldest == NO_SEQNO else max(pending.appended, Seqno(oldest - 1))
             if not sync:
                 if end.publishing.visible < target:
                     end.flush()
@@ -376,8 +374,8 @@ class Log(LogView, Closing):
     def expire(self) -> list[str]:
         """Do what age asks for: close the newest segment, give up old ones, have the index stored; name those given up.
 
-        Whoever writes without end needs no call: each append looks for itself. For a writer that may be idle, now and
-        then. Removing that fails is a warning, and tried again the next time. Raises as `append`.
+        For a writer that may be idle, now and then; each append looks for itself. Removing that fails is a warning, and
+        tried again the next time. Raises as `append`.
         """
         with self._steps.lock, self._steps:
             self._appending.await_quiet()
@@ -410,9 +408,7 @@ class Log(LogView, Closing):
         with self._steps.lock, self._steps:
             self._end.check_open()
             try:
-                if not carry_out:
-                    return [], self._rotation.plan_purge(limits)
-                return self._rotation.purge(limits)
+                return self._rotation.purge(limits) if carry_out else ([], self._rotation.plan_purge(limits))
             except OSError as exc:
                 raise PurgeFailedError(path=self._end.path, why=exc.strerror or str(exc)) from exc
 
