@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from demo_steps import (
     TRANLOG,
@@ -33,7 +34,6 @@ from demo_steps import (
     wait_for_pipeline,
     wait_until,
 )
-from tranlog.capture.load_requests import LoadRequest, read_requests
 from tranlog.testing.servers import MariaDbServer, OptionValue, PostgresServer, ServerFailedError, ServerMissingError
 
 CONFIG = """\
@@ -107,13 +107,14 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     def apply() -> Process:
         return start("apply", *TRANLOG, "--conf", str(conf), "apply")
 
-    def loads() -> list[LoadRequest]:
-        return read_requests(str(folder / "log"))
+    def loads() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(tranlog("--conf", str(conf), "load", "--json"))["loads"]
+        return found
 
     def in_the_load(rows: int) -> None:
         wait_until(
             f"{rows} rows are loaded",
-            lambda: all(one.progress.rows >= rows for one in loads()),
+            lambda: all(one["progress"]["rows"] >= rows for one in loads()),
             [following, *applying],
             300,
         )

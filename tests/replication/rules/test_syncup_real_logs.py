@@ -50,7 +50,7 @@ def searched(mine: MemberLog, source: MemberLog) -> SyncupFinding:
         assert isinstance(here, Here)
         further = next_question(one, here)
         if further is None:
-            return judge(one, here, NO_GTID, Limits(limit_s=1 << 40))
+            return judge(one, here, NO_GTID, Limits(limit_s=1 << 40, allow_ddl=True))
         where = further
 
 

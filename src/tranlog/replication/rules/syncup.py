@@ -121,7 +121,7 @@ def _may_roll_back(log: ReplicatedLog, found: Gtid, limits: Limits) -> SyncupFin
                 found,
                 f"{found} was logged here {apart // 1000} s before {last}; rollback_limit_s is {limits.limit_s}",
             )
-    if log.has_ddl(found.seqno) and not limits.allow_ddl:
+    if not limits.allow_ddl and log.has_ddl(found.seqno):
         return SyncupFinding(
             Verdict.FATAL, found, f"what comes after {found} holds DDL; rollback_ddl = abandon allows it"
         )
