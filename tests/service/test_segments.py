@@ -141,7 +141,7 @@ def test_sizes_and_the_span_of_events(told: Told) -> None:
     assert found["time_diff_s"] == 18.0 and found["time_diff_hours"] == 0.01 and found["now"] > AT
     code, out, _ = told("info")
     lines = out.splitlines()
-    assert code == 0 and lines[1] == "log user data size: 0.00MB"
+    assert code == 0 and lines[1] == f"log user data size: {found['log_bytes']['uncompressed'] / 1e6:.2f}MB"
     assert lines[3:5] == ["spill user data size: 0.00MB", "spill on-disk size: 0.00MB"]
     assert lines[5:8] == [
         "log length start to end: 18.000secs (0.01hrs)",
