@@ -314,9 +314,10 @@ def test_another_target_under_the_same_name(tmp_path: Path, workload: Workload, 
 def test_a_target_in_which_nothing_was_applied_may_be_made_anew(tmp_path: Path, workload: Workload) -> None:
     """A first start that failed at its first transaction is no reason to refuse the second, at a target made anew."""
     write_log(tmp_path / "log", workload, 60)
-    bare = SqliteTarget(tmp_path / "target.db", ())
-    options = options_of(tmp_path, bare)
-    with pytest.raises(TargetError, match="table"):
+    full = SqliteTarget(tmp_path / "target.db", workload.tables)
+    options = options_of(tmp_path, full)
+    full.query("CREATE TRIGGER full BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'it is full'); END")
+    with pytest.raises(TargetError, match="it is full"):
         go(options)
     found = read_hold(str(tmp_path / "log"), "p")
     assert found is not None and found.holder.startswith("nothing applied at sqlite ")

@@ -65,7 +65,7 @@ class RepairOutcome:
     """How a repair went. `before` is the check that it acted upon; `decision` what that asked for.
 
     `after` is the check of the repaired log, None where nothing was done. `kept_in` are the files that hold what was
-    taken away, and `report` the one that says what was lost.
+    taken away, and `report` the one that says what was lost, the last where damage lay behind damage.
     """
 
     before: VerifyReport
@@ -87,7 +87,8 @@ def repair(
 ) -> RepairOutcome:
     """Make a damaged log one that opens and verifies clean; with `dry_run` only say how, without the lock.
 
-    A repair that was interrupted is finished by another one. Raises LogLockedError, LogMissingError,
+    What only a repaired log shows to be damaged is repaired as well, and `agree` is asked again. A repair that was
+    interrupted is finished by another one. Raises LogLockedError, LogMissingError,
     LogUnreadableError, LogCodecError, HoldError, RepairRefusedError, DiskFullError, DiskFailedError, and what
     `agree` raises.
     """
@@ -102,16 +103,18 @@ def repair(
         try:
             sign_lock(directory, disk)
             before, decision, history = _look(directory, keep, disk, clock, progress)
-            if isinstance(decision, NothingToRepair):
-                return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
-            if agree is not None:
-                agree(decision, before)
-            if not lock.held():
-                raise LogLockedError(path=directory, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
-            report = write_report(directory, disk, decision, before)
-            kept = _carry_out(directory, disk, decision, history)
-            after, _ = examine(directory, disk=disk, progress=progress)
-            return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(kept), report=report)
+            found, further, done = before, decision, list[str]()
+            report = None
+            while not isinstance(further, NothingToRepair):
+                if agree is not None:
+                    agree(further, found)
+                if not lock.held():
+                    raise LogLockedError(path=directory, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
+                report = write_report(directory, disk, further, found)
+                done += _carry_out(directory, disk, further, history)
+                found, further, history = _look(directory, keep, disk, clock, progress)
+            after = None if report is None else found
+            return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(done), report=report)
         finally:
             lock.release()
     except OSError as exc:
