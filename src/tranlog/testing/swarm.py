@@ -10,7 +10,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -343,21 +344,33 @@ def play(seed: int) -> tuple[Counts, str, list[str]]:
         return swarm.cluster.counts, str(exc), [" ".join(map(shown, one)) for one in swarm.cluster.trace]
 
 
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Log nothing meanwhile: power is cut all the time, and each opening says so."""
+    logger = logging.getLogger("tranlog")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def simulate(seeds: Sequence[int]) -> dict[str, object]:
     """Play seeds up to the first violation; return what `make sim` prints."""
     began = time.monotonic()
     total: dict[str, int] = dict.fromkeys(Counts.__struct_fields__, 0)
     found: dict[str, object] = {}
     played = 0
-    logging.getLogger("tranlog").setLevel(logging.CRITICAL)  # power is cut all the time
-    for seed in seeds:
-        counts, violation, trace = play(seed)
-        played += 1
-        for name in total:
-            total[name] += getattr(counts, name)
-        if violation:
-            found = {"seed": seed, "violation": violation, "trace": trace}
-            break
+    with _silence():
+        for seed in seeds:
+            counts, violation, trace = play(seed)
+            played += 1
+            for name in total:
+                total[name] += getattr(counts, name)
+            if violation:
+                found = {"seed": seed, "violation": violation, "trace": trace}
+                break
     seconds = round(time.monotonic() - began, 1)
     return {"seeds": played, **total, "violations": int(bool(found)), "seconds": seconds, **found}
 
