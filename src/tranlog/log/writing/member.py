@@ -54,11 +54,12 @@ class MemberLog(Log):
         disk: Disk = OS_DISK,
         clock: Clock = SYSTEM_CLOCK,
         start_after: Gtid | None = None,
+        history: bytes | None = None,
     ) -> Self:
         """Open the log to follow: take the lock and mend what a crash left, but begin no epoch and write no no-op.
 
-        Its directory becomes that of a member, for ever. Before the first records of a new one `take_over` says whose
-        they are. Parameters and errors as `Log.open`.
+        Its directory becomes that of a member, for ever. Whose a log without records is, `history` says, or `take_over`
+        before the first. Parameters and errors as `Log.open`.
         """
         return cls.open(
             path,
@@ -67,6 +68,7 @@ class MemberLog(Log):
             disk=disk,
             clock=clock,
             start_after=start_after,
+            history=history,
             numbering=Numbering.GIVEN,
         )
 

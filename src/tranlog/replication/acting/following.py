@@ -74,12 +74,8 @@ def carries_out(effect: Effect) -> bool:
 
 
 def open_member(path: str, given: Mapping[str, Any], *, start_after: Gtid | None = None, h: int = 0) -> MemberLog:
-    """Open a member's log, which takes over the identity `history` where it has no record yet.
-
-    `given`: that, and parameters of `MemberLog.follow`; `h`: the running hash up to `start_after`.
-    """
-    parameters = {name: value for name, value in given.items() if name != "history"}
-    log = MemberLog.follow(path, **parameters, start_after=start_after)
+    """Open a member's log; `given`: parameters of `MemberLog.follow`, `h`: the running hash up to `start_after`."""
+    log = MemberLog.follow(path, **given, start_after=start_after)
     log.take_over(given["history"], h)
     return log
 
