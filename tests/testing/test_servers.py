@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,10 +62,12 @@ def wait_until_empty(directory: Path) -> None:
         time.sleep(0.02)
 
 
-def let_others_pass(path: Path) -> None:
-    """Open pytest's directories, which are 0700, to a server that root starts as another user."""
-    for folder in (path, *path.parents[:2]):
-        folder.chmod(0o755)
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A directory that a server which root starts as another user can reach; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="tranlog-test-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.mark.integration
@@ -95,16 +99,14 @@ def test_start_kill_start_stop_and_nothing_is_left(kind: type[MariaDbServer] | t
 @pytest.mark.integration
 @KINDS
 def test_a_server_ends_with_the_program_that_started_it(
-    kind: type[MariaDbServer] | type[PostgresServer], tmp_path: Path
+    kind: type[MariaDbServer] | type[PostgresServer], passable: Path
 ) -> None:
     """kill -9 of the parent ends the server, with nobody there to clean up."""
-    # What is left of the directory is pytest's to remove.
-    let_others_pass(tmp_path)
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHANED, kind.__name__],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(passable)},
     )
     with parent:
         assert parent.stdout is not None
@@ -117,15 +119,14 @@ def test_a_server_ends_with_the_program_that_started_it(
 @pytest.mark.integration
 @KINDS
 def test_a_given_directory_is_kept_and_found_again(
-    kind: type[MariaDbServer] | type[PostgresServer], tmp_path: Path
+    kind: type[MariaDbServer] | type[PostgresServer], passable: Path
 ) -> None:
     """What a server holds outlives the server object when the directory was the caller's."""
-    let_others_pass(tmp_path)
-    with kind(directory=tmp_path / "server") as server:
+    with kind(directory=passable / "server") as server:
         server.execute("CREATE DATABASE shop")
-    with kind(directory=tmp_path / "server") as server:
+    with kind(directory=passable / "server") as server:
         server.execute("CREATE TABLE item (id INTEGER)", database="shop")
-    assert processes_in(tmp_path) == []
+    assert processes_in(passable) == []
 
 
 @pytest.mark.integration
