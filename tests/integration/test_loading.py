@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -25,7 +26,7 @@ from fix_postgres_source import run
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
 from tranlog.change import Fragment, Statement, TableName
-from tranlog.errors import SourceUnavailableError, TargetTableError
+from tranlog.errors import SourceSetupError, SourceUnavailableError, TargetTableError
 from tranlog.ids import Seqno
 from tranlog.loads import LoadChunk, LoadEnd, mark_of
 from tranlog.log.writing.log import Log
@@ -33,7 +34,7 @@ from tranlog.payload import decode
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules import loading
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.source.mariadb import MariadbSource
+from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import gtid_text
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
 from tranlog.source.postgres import PostgresSource
@@ -431,6 +432,55 @@ def test_an_event_beyond_the_packet_s_limit_keeps_no_load_away(mariadb: MariaDbA
         mariadb.execute("FLUSH BINARY LOGS")
     place = snapshot.position
     assert (gtid_text(place.gtids), place.file, place.offset) == (gtids, file, offset)
+
+
+@pytest.mark.integration
+def test_beyond_the_packet_s_limit_a_busy_server_begins_another_file(
+    mariadb: MariaDbAddress, mariadb_database: str
+) -> None:
+    """The binlog's end is past the snapshot before it can be asked for; a user who may not is told what to grant."""
+    user = f"u{random.randrange(10**9)}"
+    mariadb.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'x'")
+    mariadb.execute(f"GRANT REPLICATION SLAVE, BINLOG MONITOR, SELECT ON *.* TO {user}@'%'")
+    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, b LONGTEXT)", database=mariadb_database)
+    mariadb.execute("CREATE TABLE w (id INT AUTO_INCREMENT PRIMARY KEY)", database=mariadb_database)
+    mariadb.execute("INSERT INTO t VALUES (1, REPEAT('x', 3000000))", database=mariadb_database)
+    ((before,),) = mariadb.execute("SELECT @@global.max_allowed_packet")
+    ((file, *_),) = mariadb.execute("SHOW MASTER STATUS")
+    mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
+    stopped = threading.Event()
+
+    def take_snapshots(options: MariadbSourceOptions) -> None:
+        for _ in range(100):
+            MariadbSnapshot(options).close()
+
+    def write() -> None:
+        while not stopped.is_set():
+            mariadb.execute("INSERT INTO w VALUES " + ", ".join(["()"] * 5), database=mariadb_database)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    options = mariadb_options(mariadb, databases=(mariadb_database,))
+    try:
+        for writer in writers:
+            writer.start()
+        with pytest.raises(SourceSetupError, match="may not begin another file") as refused:
+            take_snapshots(replace(options, user=user, password="x"))
+        assert f"GRANT RELOAD ON *.* TO {user!r}" in str(refused.value)
+        # By chance nothing is written around a snapshot, and the server need not begin a file.
+        take_snapshots(options)
+        snapshot = MariadbSnapshot(options)
+        counted = snapshot.table((mariadb_database, "w"))
+        assert counted is not None
+        rows = len(list(snapshot.chunk(counted, None, 10**6)))
+        snapshot.close()
+    finally:
+        stopped.set()
+        for writer in writers:
+            writer.join()
+        mariadb.execute(f"SET GLOBAL max_allowed_packet = {before}")
+        mariadb.execute(f"DROP USER {user}@'%'")
+    assert snapshot.position.file > file
+    assert rows % 5 == 0
 
 
 @pytest.mark.integration

@@ -16,6 +16,7 @@ from fix_columns import change_rows, transaction_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
 from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
+from tranlog.ids import Seqno
 from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS
 from tranlog.log.records.columns import Selection
 from tranlog.log.writing.log import Log, LogReader
@@ -65,6 +66,7 @@ def test_each_column(tmp_path: Path, spark: SparkSession) -> None:
             packer.add(change, event_id="e1", tstamp=0)
         log.append(packer.finish(event_id="e1", tstamp=1_700_000_000_123, metadata=(("dbms_type", "mysql"),)))
         log.commit()
+        hashed = f"{log.h(Seqno(1)):016x}"
     noop, *rows = [row.asDict() for row in load(spark, tmp_path / "log").orderBy("seqno", "changeno").collect()]
     assert [row.pop("changeno") for row in rows] == [0, 1, 2, 3]
     assert noop["kind"] == "noop" and "noop" in noop["metadata"] and noop["op"] is None
@@ -75,6 +77,7 @@ def test_each_column(tmp_path: Path, spark: SparkSession) -> None:
         "gtid": "GTID(1, 1)",
         "epoch": 1,
         "seqno": 1,
+        "h": hashed,
         "fragno": 0,
         "last_frag": True,
         "source_id": "shop",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pymysql
+from pymysql.constants import ER
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import SourceSetupError
@@ -41,7 +42,7 @@ class MariadbSnapshot:
                 cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 for _ in range(_ATTEMPTS):
                     place, gtids = _taken(cursor)
-                    if gtids is not None:
+                    if gtids is not None or not _has_begun_a_file(cursor):
                         break
         except (pymysql.err.MySQLError, OSError) as exc:
             self.close()
@@ -50,8 +51,8 @@ class MariadbSnapshot:
             self.close()
             raise SourceSetupError(
                 why=f"{options.where} does not tell the GTIDs of a snapshot at {place[0]}:{place[1]}; it cannot where "
-                "that file holds an event beyond max_allowed_packet",
-                remedy="Run FLUSH BINARY LOGS, or raise max_allowed_packet, and begin again",
+                "that file holds an event beyond max_allowed_packet, and this user may not begin another file",
+                remedy=f"GRANT RELOAD ON *.* TO {options.user!r}, or raise max_allowed_packet, and begin again",
             )
         self.position = BinlogPosition(gtids=parse_gtids(gtids), file=place[0], offset=place[1])
 
@@ -110,6 +111,17 @@ def _taken(cursor: Any) -> tuple[tuple[str, int], str | None]:
         found.append(cursor.fetchall())
     ends = [(_text(rows[0][0]), int(rows[0][1])) for rows in (found[0], found[2]) if rows]
     return place, _text(found[1][0][0]) if ends == [place, place] else None
+
+
+def _has_begun_a_file(cursor: Any) -> bool:
+    """Begin another file of the binlog, which is read from its start; False where the user lacks RELOAD."""
+    try:
+        cursor.execute("FLUSH NO_WRITE_TO_BINLOG BINARY LOGS")
+    except pymysql.err.OperationalError as exc:
+        if exc.args[0] != ER.SPECIFIC_ACCESS_DENIED_ERROR:
+            raise
+        return False
+    return True
 
 
 def _text(raw: bytes | str) -> str:
