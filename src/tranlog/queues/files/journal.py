@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from tranlog.clock import Clock
@@ -182,9 +182,9 @@ class QueueJournal:
             self._prove(self.durable)
         return self.buffer.place
 
-    def put_whole(self, raw: bytes) -> None:
-        """Put the records of a group that fits, at `next_place`. Raises DiskFailedError."""
-        self.buffer.put_whole(raw)
+    def put_whole(self, pieces: Iterable[bytes], size: int) -> None:
+        """Put the records of groups that fit, of `size` bytes in all, at `next_place`. Raises DiskFailedError."""
+        self.buffer.put_whole(pieces, size)
         self._write_much()
 
     def put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
