@@ -231,21 +231,17 @@ class QueueJournal:
     # --- containers ----------------------------------------------------------------------------------
 
     def _grow(self) -> bool:
-        """Have one more container ahead; False where the disk is full and none is free."""
-        files = self.files
+        """Have one more container ahead; False where the disk is full: one that is free stays so."""
+        files, number = self.files, self.buffer.number + len(self.ahead) + 1
         try:
             if not files.free:
-                try:
-                    files.make_free()
-                except OSError as exc:
-                    if exc.errno in DISK_FULL:
-                        logger.warning("No container can be added: the disk is full. path=%s", files.path)
-                        return False
-                    raise
-            number = self.buffer.number + len(self.ahead) + 1
+                files.make_free()
             base = first_lsn(self._state.lowest(self.buffer.number))
             files.take(number, epoch=self.epoch, base=base, now_ms=self._clock.now_ms())
         except OSError as exc:
+            if exc.errno in DISK_FULL and number not in files.in_use:
+                logger.warning("No container can be added: the disk is full. path=%s", files.path)
+                return False
             raise self.stop_for(exc, "adding a container") from exc
         self.ahead.append(number)
         return True
