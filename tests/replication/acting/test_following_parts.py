@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from fix_group import B, gtid
+from fix_live_group import differences, live_group
 from fix_log import HISTORY, PATH, append_large, fill, make_fragment
 from fix_replicated import copied, follow
+from tranlog.ids import Seqno
 from tranlog.log.options import LogOptions
+from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log
 from tranlog.replication.acting.following import LogChange, NodeLog
 from tranlog.replication.rules.effects import BeginReign, DropChunks, DropParts, Put, PutChunk, Send
 from tranlog.replication.rules.feed import CREDIT, Feeder
@@ -206,3 +210,20 @@ def test_a_chunk_that_lacks_a_part_is_not_put() -> None:
     assert log.open_spills() == {oid: 1}
     ((found,),) = [list(log.open_chunks({}))]
     assert found.raw == whole
+
+
+@pytest.mark.long
+def test_a_log_of_large_transactions_becomes_a_groups(tmp_path: Path) -> None:
+    """In many fragments, and in one row: more than a frame holds, which no member would have written so."""
+    with Log.open(tmp_path / "a", source_id="shop") as log:
+        for fragments in ([b"f" * 900_000] * 12, [b"r" * (RAW_BYTES_MAX + 900_000)]):
+            append_large(log, "large", fragments)
+        log.commit()
+    with live_group(tmp_path) as group:
+        group.await_whole()
+        assert all(len(node.standing.config.members) == 3 for node in group.nodes.values())
+    for name in "bc":
+        assert differences(tmp_path / "a", tmp_path / name) == ""
+        with LogReader.open(tmp_path / name) as reader, reader.cursor() as cursor:
+            sizes = [one.size_bytes for one in cursor.scan(until=Seqno(2), wait=False)]
+        assert sizes[1] > 10_000_000 and sizes[2] > RAW_BYTES_MAX
