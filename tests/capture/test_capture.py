@@ -1,7 +1,6 @@
 """The capture loop with a real log: order, groups, stops, and what stays when a side fails.
 
-Proves: design/sources.md, "it reads the outbox in id order, appends, syncs, then deletes"; issue 3, items 3 to 5 and
-"Bad input".
+Proves: design/sources.md, "it reads the outbox in id order, appends, syncs, then deletes".
 """
 
 from __future__ import annotations

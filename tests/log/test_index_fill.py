@@ -108,7 +108,7 @@ def read_by_seeks(disk: SimDisk, newest: int, monkeypatch: pytest.MonkeyPatch) -
 def test_a_lost_index_is_as_dense_as_before_after_one_writer(
     size: int, count: int, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 25: "a lost index.table never becomes dense again". design/index.md: deleting it costs one full scan."""
+    """ "a lost index.table never becomes dense again". design/index.md: deleting it costs one full scan."""
     disk = SimDisk()
     newest = a_log(disk, size=size, count=count, segment_bytes=segment_bytes)
     before, bytes_before = stored(disk), read_by_seeks(disk, newest, monkeypatch)

@@ -1,4 +1,4 @@
-"""log/reading/lookup.py: by GTID, by time, by event id; issue 5, item 6."""
+"""log/reading/lookup.py: by GTID, by time, by event id."""
 
 from __future__ import annotations
 

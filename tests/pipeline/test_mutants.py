@@ -1,4 +1,4 @@
-"""Issue 4, item 2: five of the seven mutants are caught by rounds of channels at work (`mutants/channel_rounds`).
+"""Five of the seven mutants are caught by rounds of channels at work (`mutants/channel_rounds`).
 
 Each within the number of rounds that stands here; over all of these rounds the product as it is shows nothing. Each
 round is decided by its seed, so a mutant is caught in the same round every time until the product itself changes.

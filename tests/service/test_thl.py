@@ -1,4 +1,4 @@
-"""The `thl` command over real logs: issue 3, item 8; thl-internals; conformance/tungsten.md A9, B7 (2-6, 15, 23)."""
+"""The `thl` command over real logs; thl-internals; conformance/tungsten.md A9, B7 (2-6, 15, 23)."""
 
 from __future__ import annotations
 

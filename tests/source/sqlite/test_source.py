@@ -1,7 +1,6 @@
 """Following a captured SQLite database: order, position, freeing, shards, refusals.
 
-Proves: design/sources.md, "One `tranlog capture` process writes the log"; design/data-model.md, "Shards"; issue 3,
-"Bad input".
+Proves: design/sources.md, "One `tranlog capture` process writes the log"; design/data-model.md, "Shards".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The writers' connection: whatever commits through it stands in the outbox, and nothing else does.
 
-Proves: design/sources.md, "SQLite, the embedded default"; issue 3, item 4.
+Proves: design/sources.md, "SQLite, the embedded default".
 """
 
 from __future__ import annotations
