@@ -1,6 +1,6 @@
 """`tranlog copy` from each kind of database into each, with no more than SELECT, and what it leaves: nothing.
 
-Proves: issue 30, item 4.
+docs/operations.md, "Copying tables without a log".
 """
 
 from __future__ import annotations

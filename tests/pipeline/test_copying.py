@@ -1,6 +1,6 @@
 """A copy that is cut off at every target transaction, and one that another replaced; SQLite at both ends.
 
-Proves: issue 30, item 4: killed, a copy begins again, and what it had made is emptied first.
+Killed, a copy begins again, and what it had made is emptied first.
 """
 
 from __future__ import annotations

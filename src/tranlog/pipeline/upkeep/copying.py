@@ -8,7 +8,7 @@ end nothing of that is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -72,17 +72,9 @@ def copy_tables(
     Raises SourceError, TargetError too; ReplacedError where another copy into this target began.
     """
     tables = parents_first(_tables(reader, target, wanted))
-    pipelines = [one for one in target.positions.pipelines() if one != PIPELINE]
-    if pipelines:
-        names = ", ".join(pipelines)
-        why = f"it is filled by {names}; name another, or end them for good and drop the tables tranlog_... there"
-        raise ConfigError(option="the target", value=target.where, why=why)
     states = target.positions.read_loads(PIPELINE)
     begun = {name for name, state in states.items() if state == origin}
-    for table in tables:
-        target.rows.check_table(table)
-        if table.name not in begun:
-            _check_empty(target, table)
+    _check_target(target, tables, begun, PIPELINE)
     copy = _Copy(target=target, origin=origin, clock=clock)
     copy.begin(tables, begun, holder)
     made = {table.name for table in tables if target.rows.create_table(table)}
@@ -95,6 +87,24 @@ def copy_tables(
     if result.equal:
         target.positions.forget(pipeline=PIPELINE, token=copy.driver_token)
     return result
+
+
+def check_copy(reader: TableReader, target: Target, *, wanted: Sequence[str]) -> None:
+    """Refuse what `copy_tables` refuses before it changes anything, for a new pipeline that is to load the tables."""
+    _check_target(target, _tables(reader, target, wanted), frozenset(), "")
+
+
+def _check_target(target: Target, tables: Sequence[TableMap], begun: Set[str], pipeline: str) -> None:
+    """Refuse a target that another pipeline fills, and tables that have rows or do not fit; those `begun` may have."""
+    pipelines = [one for one in target.positions.pipelines() if one != pipeline]
+    if pipelines:
+        names = ", ".join(pipelines)
+        why = f"it is filled by {names}; name another, or end them for good and drop the tables tranlog_... there"
+        raise ConfigError(option="the target", value=target.where, why=why)
+    for table in tables:
+        target.rows.check_table(table)
+        if table.name not in begun:
+            _check_empty(target, table)
 
 
 def _tables(reader: TableReader, target: Target, wanted: Sequence[str]) -> list[TableMap]:

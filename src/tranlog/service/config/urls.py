@@ -6,11 +6,15 @@ Owns what a URL says of a source and of a target. No message repeats one, since 
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tranlog.errors import ConfigError
 from tranlog.servers.mariadb_address import read_url
+from tranlog.service.config.template import toml
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import TargetKind, TargetOptions
 
@@ -29,6 +33,9 @@ class DatabaseUrl(NamedTuple):
     kind: TargetKind
     keys: dict[str, Any]
 
+    name: str
+    """The database, as a part of other names."""
+
     def target(self) -> TargetOptions:
         """Return a target in which tables are made."""
         return TargetOptions(kind=self.kind, ddl="follow", **self.keys)
@@ -43,12 +50,13 @@ def source_url(url: str) -> DatabaseUrl:
     """Read the URL of a source. Raises ConfigError."""
     kind = _kind(url, "SOURCE_URL")
     if kind != "mariadb":
-        return DatabaseUrl(kind, _keys(url, kind, "SOURCE_URL"))
+        return DatabaseUrl(kind, _keys(url, kind, "SOURCE_URL"), _name(url))
     address = dataclasses.asdict(_address(url, "SOURCE_URL"))
     databases = (address.pop("database"),)
     if other := [name for name in ("ssl_ca", "unix_socket") if address.pop(name)]:
         raise ConfigError(option="SOURCE_URL", value=None, why=f"a MariaDB source has no {other[0]}")
-    return DatabaseUrl(kind, {**{name: value for name, value in address.items() if value}, "databases": databases})
+    keys = {name: value for name, value in address.items() if value}
+    return DatabaseUrl(kind, keys | {"databases": databases}, _name(url))
 
 
 def target_url(url: str) -> DatabaseUrl:
@@ -56,7 +64,49 @@ def target_url(url: str) -> DatabaseUrl:
     kind = _kind(url, "TARGET_URL")
     if kind == "mariadb":
         _address(url, "TARGET_URL")
-    return DatabaseUrl(kind, _keys(url, kind, "TARGET_URL"))
+    return DatabaseUrl(kind, _keys(url, kind, "TARGET_URL"), _name(url))
+
+
+_HEAD: Final = """\
+# Written by `tranlog copy --follow`, which goes on by it. Every key: docs/configuration.md.
+"""
+
+
+def following(origin: DatabaseUrl, into: DatabaseUrl, tables: Sequence[str], identity: str | None) -> str:
+    """Return the configuration that loads the tables of a source, all or some, and follows them.
+
+    `identity` as in the section [source] of a PostgreSQL, None for its default. Relative paths count from the working
+    directory, and are written as absolute ones.
+    """
+    source = {"kind": origin.kind, **_absolute(origin.keys), "load": tuple(tables) or "all"}
+    match origin.kind:
+        case "sqlite":
+            source["foreign_writes"] = "capture_by_trigger"
+        case "postgres":
+            source |= {"via_partition_root": True} | ({"tables": tuple(tables)} if tables else {})
+            source |= {"identity": identity} if identity else {}
+    target = {"kind": into.kind, **_absolute(into.keys), "ddl": "follow"}
+    sections: list[tuple[str, dict[str, Any]]] = [
+        ("[service]", {"name": f"copy-of-{origin.name}"}),
+        ("[log]", {"dir": "log"}),
+        ("[source]", source),
+        ("[target]", target),
+    ]
+    if tables:
+        sections.append(("[[filter]]", {"kind": "include", "tables": tuple(tables), "statements": "pass"}))
+    lines = [
+        "\n".join([head, *[f"{name} = {toml(name, value)}" for name, value in keys.items()]]) for head, keys in sections
+    ]
+    return _HEAD + "\n" + "\n\n".join(lines) + "\n"
+
+
+def _absolute(keys: dict[str, Any]) -> dict[str, Any]:
+    return keys | {"path": os.path.abspath(keys["path"])} if "path" in keys else keys
+
+
+def _name(url: str) -> str:
+    last = unquote(urlsplit(url).path).rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9_-]", "-", last.removesuffix(".db"))[:40].strip("-") or "database"
 
 
 def _kind(url: str, option: str) -> TargetKind:
