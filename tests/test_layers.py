@@ -74,6 +74,7 @@ PURE = {
     "tranlog.loads",
     "tranlog.payload",
     "tranlog.row_text",
+    "tranlog.servers.identity",
     "tranlog.servers.mariadb_errors",
     "tranlog.servers.mariadb_rights",
     "tranlog.servers.mariadb_values",
