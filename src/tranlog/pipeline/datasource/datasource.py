@@ -29,7 +29,6 @@ from pyspark.sql.types import StructType
 
 from tranlog.errors import ConfigError
 from tranlog.log.reading.arrow import COLUMNS, Selection
-from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.datasource.datasource_options import QueryOptions, narrowed, parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
@@ -85,7 +84,7 @@ class ThlReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Cut what the log holds now into ranges. Raises as `open`; ConfigError, NotInLogError, PurgedError."""
         options = self.options
-        with LogReader.open(options.path) as reader:
+        with options.open() as reader:
             found = reader.range()
             low, high = options.start.first(reader, "start"), options.end.last(reader, "end")
             last = last_of(found, options)
