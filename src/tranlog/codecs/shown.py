@@ -253,7 +253,8 @@ def _record_lines(
             yield header_line(header, style.zone, write_set_text(header.write_set, header.tables or ()))
             return
         case ShownForm.HEADERS_JSON:
-            yield header_json(header, style.zone, h, write_set_text(header.write_set, header.tables or ()))
+            comments = write_set_text(header.write_set, header.tables or ())
+            yield header_json(header, style.zone, h, comments, header.gtid)
             return
     assert payload is not None
     match form:

@@ -36,7 +36,7 @@ import msgspec
 
 from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.reading.arrow import ALL, COLUMNS, Selection, Unit
+from tranlog.log.reading.arrow import ALL, COLUMNS, KNOWN_COLUMNS, Selection, Unit
 from tranlog.log.reading.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.replication.acting.client import addresses_of
@@ -193,8 +193,8 @@ def parse_options(given: Mapping[str, str]) -> QueryOptions:
     unit = Unit(_choice(options, "unit", tuple(Unit)))
     columns = tuple(_words(options, "columns") or COLUMNS[unit])
     for column in columns:
-        if column not in COLUMNS[unit]:
-            why = f"one row per {unit} has the columns {', '.join(COLUMNS[unit])}"
+        if column not in KNOWN_COLUMNS[unit]:
+            why = f"one row per {unit} has the columns {', '.join(KNOWN_COLUMNS[unit])}"
             raise ConfigError(option="columns", value=column, why=why)
     return QueryOptions(
         path=path.removeprefix("file:"),

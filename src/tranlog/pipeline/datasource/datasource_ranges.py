@@ -40,7 +40,7 @@ _TYPES: Final[dict[str, DataType]] = {
     "commit_time": TimestampType(),
     "metadata": MapType(StringType(), StringType()),
     "tables": ArrayType(StringType()),
-    "payload": BinaryType(),
+    **dict.fromkeys(("payload", "gtid_bytes"), BinaryType()),
 }
 """The columns that are no text."""
 _MAX_PARTITIONS: Final = 10_000
