@@ -120,9 +120,11 @@ EXAMPLES: dict[str, dict[str, object]] = {
     "Who": {"number": 4},
     "Find": {"number": 5, "event_id": "e", "after": gtid(3, 9)},
     "Files": {"number": 6, "names": (("thl.data.0000000001", 4096, 99),)},
-    "Primary": {"number": 4, "node": A, "epoch": 3, "members": ((A, "n1", "127.0.0.1:2112"),)},
+    "Primary": {"number": 4, "node": A, "epoch": 3, "config": CONFIG},
     "GroupOrder": {"number": 7, "name": "remove", "raw": b'{"name":"n2"}'},
     "OrderAnswer": {"number": 7, "done": True, "raw": b"{}"},
+    "DiskCall": {"number": 8, "call": "pread", "file": 1, "offset": 4096, "size": 262144},
+    "DiskAnswer": {"number": 8, "raw": b"part of a file"},
     "File": {"number": 6, "name": "thl.data.0000000001", "offset": 0, "raw": b"part of a file"},
 }
 
