@@ -91,7 +91,7 @@ def test_it_keeps_the_numbers_and_adds_none() -> None:
 
 @pytest.mark.parametrize("checksum", [True, False])
 def test_two_logs_are_equal_record_by_record(checksum: bool) -> None:
-    """design/replication.md, "What the log gives": padding and fragments stay as they came, and segments may differ."""
+    """Padding and fragments stay as they came, and segments may differ."""
     rng = random.Random(4)
     disk, other = SimDisk(), SimDisk()
     for _ in range(2):  # epochs
@@ -246,7 +246,7 @@ def test_chunks_that_are_given_up_free_their_space() -> None:
 
 
 def test_headers_of_a_log_that_is_open() -> None:
-    """design/replication.md, "What the log gives": `header`, and `last_of_epoch` by halving."""
+    """`header`, and `last_of_epoch` by halving."""
     with follower(SimDisk(), segment_bytes=1_000) as log:
         assert log.range() == LogRange()
         assert log.header(Seqno(0)) is None and log.last_of_epoch(9) is None
