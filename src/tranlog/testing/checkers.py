@@ -106,8 +106,9 @@ class Checkers:
                 raise Violation(f"14: {node}, primary of epoch {epoch}, lacks {gtid}, which was {word}")
 
     def appended(self, one: SimNode) -> None:
-        """Inv 2, 3, 5, 6, 7, 34: rising GTIDs, dense; a no-op first in each epoch; equal bytes and
-        the same running hash by GTID on all nodes, however they came to them."""
+        """Inv 2, 3, 5, 6, 7, 34: rising GTIDs, dense; a no-op first in each epoch; equal bytes by GTID on all nodes,
+        and the same running hash.
+        """
         picture, log = one.picture, one.open_log
         if not picture.rows:
             picture.first = log.first

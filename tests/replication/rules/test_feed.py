@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain
+from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain, sent
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, NodeId
 from tranlog.replication.rules.effects import DropParts, Effect, KeepAlive, KeepFrom, Put, Restore, Send
-from tranlog.replication.rules.feed import Candidate, Feeder, Intake, choose_source
+from tranlog.replication.rules.feed import CREDIT, Candidate, Feeder, Intake, choose_source
 from tranlog.replication.rules.packets import (
     NO_GTID,
     PRIMARY,
     REPLICA,
     RESTORING,
     ROLLBACK,
+    Ack,
     ChunksGone,
     Follow,
     Here,
@@ -168,6 +169,31 @@ def test_a_part_that_was_lost_is_noticed_and_the_others_are_dropped() -> None:
     node.core.sync_from(C)
     node.core.tick(node.now + 1, 0, 0)
     assert DropParts() in node.core.ready()
+
+
+def test_credit_for_chunks_comes_without_a_sync() -> None:
+    """Else a spilled transaction would come at the pace of heartbeats."""
+    node = Alone(A, group(A, B), log_of(1))
+    node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 5))
+    node.wait(1)
+    intake = node.core.intake
+    intake.streaming = True
+    raw = bytes(CREDIT // 4)
+    credits = []
+    for seq in range(4):
+        packet = SpillChunk(
+            number=intake.number,
+            oid=b"o",
+            seq=seq,
+            codec=0,
+            raw_length=len(raw),
+            offset=0,
+            size=len(raw),
+            raw=raw,
+        )
+        node.core.step(B, packet, node.now)
+        credits += [one.credit for _, one in sent(node.core.ready()) if isinstance(one, Ack)]
+    assert credits == [CREDIT // 2] * 2
 
 
 def test_a_stream_that_stands_still_is_begun_again() -> None:

@@ -317,6 +317,8 @@ class Core(Reigning):
             intake.received += len(chunk.raw)
             raw = RawChunk(chunk.oid, chunk.seq, chunk.codec, chunk.raw_length, chunk.raw)
             self._out.append(PutChunk(raw, chunk.offset, chunk.size))
+            if intake.received >= CREDIT // 2:
+                self._ack()  # no sync follows a chunk, and the source waits for credit
 
     def _on_gone(self, sender: NodeId, gone: ChunksGone) -> None:
         if self.intake.streaming and (self.intake.source, self.intake.number) == (sender, gone.number):
