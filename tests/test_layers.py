@@ -75,6 +75,7 @@ PURE = {
     "tranlog.payload",
     "tranlog.raising",
     "tranlog.row_text",
+    "tranlog.servers.identity",
     "tranlog.servers.mariadb_errors",
     "tranlog.servers.mariadb_rights",
     "tranlog.servers.mariadb_values",

@@ -53,7 +53,9 @@ def run(*words: str) -> int:
 
 
 @pytest.mark.long
-def test_a_new_log_begins_with_the_rows_that_are_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_log_begins_with_the_rows_that_are_there(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "tranlog.toml").write_text(CONFIG.format(load=""))
     assert run("capture", "--once") == 0
     assert run("load", "--json") == 0
@@ -66,6 +68,7 @@ def test_a_new_log_begins_with_the_rows_that_are_there(folder: Path, capsys: pyt
     assert run("capture", "--once") == 0  # the second time it is no new log
     assert run("load") == 0
     assert "no load is under way" in capsys.readouterr().out
+    assert "no load covers" not in caplog.text, "also while nothing was captured after it"
 
 
 def test_rows_that_no_load_covers_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,6 +71,7 @@ class Loading:
         self._asked = False  # whether the source is taking a snapshot
         self._failures = 0
         self._not_before = 0.0
+        self._is_new = True  # whether it is not known yet that the log has captured something, or loaded
 
     @property
     def waits(self) -> bool:
@@ -90,8 +91,10 @@ class Loading:
         self.drop()
         self._request = None
         requests = read_requests(self._log.path, self._log.disk)
-        if self._log.last_event_id() is None:
-            self._name_uncovered(requests)
+        if self._is_new:
+            self._is_new = False
+            if self._log.last_event_id() is None and not self._has_load():
+                self._name_uncovered(requests)
         if not requests:
             return
         if self._source is None:
@@ -212,6 +215,14 @@ class Loading:
         if self._asked and self._source is not None:
             self._source.drop_snapshot()
         self._asked = False
+
+    def _has_load(self) -> bool:
+        """Whether a load has begun in a log without any event."""
+        with self._log.cursor() as cursor:
+            while cursor.next_header() is not None:
+                if any(mark_of(decode(raw).metadata) for raw in cursor.current().payloads()):
+                    return True
+        return False
 
     def _name_uncovered(self, requests: Iterable[LoadRequest]) -> None:
         """Name the tables with rows that a new log gets neither by these loads nor from the stream."""

@@ -8,7 +8,7 @@ that is a source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
@@ -99,6 +99,22 @@ class SourceKind(Protocol[OptionsT]):
 
         Raises SourceSetupError, SourceUnavailableError; ConfigError for a kind without tables.
         """
+
+    def at_once(self, options: OptionsT, only: Sequence[str]) -> TableReader:
+        """Return a reader of all tables as of one moment, or `only` of these, `schema.table`.
+
+        It needs SELECT on them, and nothing that a capture needs; it changes nothing and leaves nothing at the source.
+        Raises SourceSetupError, also for a table that cannot be read so; SourceUnavailableError; ConfigError for a kind
+        without tables.
+        """
+        raise ConfigError(option="source.kind", value=options.kind, why="it is no database, and cannot be copied")
+
+    def identity(self, options: OptionsT) -> str:
+        """Return what names the source's database, or its server; compared with `target.options.identity`.
+
+        Raises SourceError.
+        """
+        return options.where
 
     def event_id(self, options: OptionsT) -> str:
         """Return where the source stands by now, as an event id; empty where nothing is committed that is captured.

@@ -180,9 +180,27 @@ def open_target(options: TargetOptions) -> Target:
     return open_database(options, _dialect(options.kind), PostgresSession, where=where_of(options))
 
 
+def identity(options: TargetOptions) -> str:
+    """Return what names the file, the database or the server of a target. Raises as `open_target`."""
+    if options.in_file:
+        return os.path.realpath(options.path)
+    target = open_target(options)
+    try:
+        return target.positions.identity()
+    finally:
+        target.close()
+
+
 def has_sequences(kind: TargetKind) -> bool:
     """Whether rows of a sequence go into a sequence at that kind of target."""
     return kind != "null" and _dialect(kind).has_sequences
+
+
+def is_own(table: TableMap) -> bool:
+    """Whether a table has a name by which a target keeps positions."""
+    from tranlog.target.position import OUR_TABLES
+
+    return table.table.lower() in OUR_TABLES
 
 
 def runs_ddl_of(kind: TargetKind) -> frozenset[str]:

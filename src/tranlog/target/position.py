@@ -33,6 +33,7 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import Seqno
+from tranlog.servers.identity import IDENTITY
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import CREATE_STATEMENT_TABLE, STATEMENT_TABLE
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, unavailable
@@ -239,6 +240,25 @@ class SqlPositions:
 
     def _has_positions(self) -> bool:
         return bool(self._session.fetch("SELECT 1 FROM tranlog_channel LIMIT 1"))
+
+    def identity(self) -> str:
+        return str(self._session.fetch(IDENTITY[self._dialect.kind])[0][0])
+
+    def pipelines(self) -> list[str]:
+        queries = [f"SELECT pipeline FROM {name}" for name in _TABLES if self._is_there(name)]
+        return sorted({name for query in queries for (name,) in self._session.fetch(query)})
+
+    def forget(self, *, pipeline: str, token: int) -> None:
+        def work() -> None:
+            self._fetch(_LOCK_CHANNELS, pipeline)
+            self._check_driver(_LOCK_TOKEN, pipeline, token)
+            for name in _TABLES:
+                self._run(f"DELETE FROM {name} WHERE pipeline = $1", pipeline)
+
+        self._in_transaction(work, _nobody, pipeline)
+        if not self.pipelines():
+            for name in self._tables():
+                self._run(f"DROP TABLE IF EXISTS {name}")
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         rows = self._read("tranlog_pipeline", _READ_PIPELINE, pipeline)

@@ -182,6 +182,18 @@ class TargetPositions(Protocol):
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where it never ran here (or nothing was ever kept here)."""
 
+    def identity(self) -> str:
+        """Return what names the server or database, the same by whatever address it is reached."""
+
+    def pipelines(self) -> list[str]:
+        """Return the names of all pipelines of which something is kept here."""
+
+    def forget(self, *, pipeline: str, token: int) -> None:
+        """Remove all that is kept of a pipeline, and where it was the only one what keeps it.
+
+        Raises ReplacedError when the token is not the pipeline's any more.
+        """
+
     def read_channels(self, pipeline: str) -> list[ChannelRow]:
         """Return the pipeline's channels, by number."""
 

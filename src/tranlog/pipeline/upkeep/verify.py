@@ -106,13 +106,13 @@ class TableVerdict:
     """What was not compared, since filters stand between."""
 
 
-def select_tables(tables: Sequence[TableMap], wanted: Sequence[str]) -> list[TableMap]:
+def select_tables(tables: Sequence[TableMap], wanted: Sequence[str], *, option: str = "--table") -> list[TableMap]:
     """Return the tables that are wanted, all of them for none. Raises ConfigError for a table that does not exist."""
     known = {table.name: table for table in tables}
     for name in wanted:
         if name not in known:
             raise ConfigError(
-                option="--table", value=name, why=f"the source has no such table; it has {', '.join(known) or 'none'}"
+                option=option, value=name, why=f"the source has no such table; it has {', '.join(known) or 'none'}"
             )
     return [known[name] for name in dict.fromkeys(wanted)] if wanted else list(tables)
 

@@ -132,24 +132,34 @@ class Follow(Packet, frozen=True):
 
 
 class Records(Packet, frozen=True):
-    """Whole records as they lie in the sender's log, the first behind `after`."""
+    """Records as they lie in the sender's log, the first behind `after`, up to the end of `last`.
+
+    A large transaction comes alone and in parts, bytes that are cut anywhere: this is its `part`, from 0 on, and in all
+    but the last one of them `last` is `after`.
+    """
 
     number: Count
     after: Gtid
     last: Gtid
     committed: Gtid
     epoch: Count
+    part: Count
     raw: bytes
 
 
 class SpillChunk(Packet, frozen=True):
-    """A chunk of a large transaction, before the record that refers to it."""
+    """A chunk of a large transaction, before the record that refers to it.
+
+    One that is too large for a frame comes in parts: `raw` are its bytes from `offset` on, of `size` that it has.
+    """
 
     number: Count
     oid: bytes
     seq: Count
     codec: Count
     raw_length: Count
+    offset: Count
+    size: Count
     raw: bytes
 
 

@@ -40,6 +40,7 @@ from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, se
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.configuring import add_configuring
+from tranlog.service.commands.copying import add_copy
 from tranlog.service.commands.doctor import doctor
 from tranlog.service.commands.grouping import group_app, node_app
 from tranlog.service.commands.installing import source_app
@@ -116,6 +117,7 @@ add_orders(app)
 add_top(app)
 add_verify(app)
 app.command("load")(load)
+add_copy(app, lambda words: main(words))
 app.command("doctor")(doctor)
 
 TakeOver = Annotated[

@@ -88,7 +88,7 @@ def verify(
     else:
         if caveat:
             say(f"verify: {caveat}")
-        _show_verdicts(verdicts)
+        show_verdicts(verdicts)
     return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
 
 
@@ -161,7 +161,8 @@ def _compare(
         )
 
 
-def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
+def show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
+    """Print what a comparison found, as `tranlog verify` does."""
     for one in verdicts:
         for note in one.notes:
             say(f"verify: {one.table}: {note}")

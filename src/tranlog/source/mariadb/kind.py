@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
 from tranlog.clock import Clock
 from tranlog.findings import CheckResult
+from tranlog.servers.identity import IDENTITY
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.kinds import CapturedUpTo, SourceKind, checked_rule
 from tranlog.source.mariadb.checks import examine
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb.snapshot import MariadbAtOnce
 from tranlog.source.mariadb.source import MariadbSource
 from tranlog.source.mariadb.tables import MariadbTables
 
@@ -33,6 +35,13 @@ class MariadbKind(SourceKind[MariadbSourceOptions]):
 
     def tables(self, options: MariadbSourceOptions) -> MariadbTables:
         return MariadbTables(options)
+
+    def at_once(self, options: MariadbSourceOptions, only: Sequence[str]) -> MariadbAtOnce:
+        return MariadbAtOnce(options, only)
+
+    def identity(self, options: MariadbSourceOptions) -> str:
+        with closing(Control(options)) as control:
+            return str(control.rows(IDENTITY["mariadb"])[0][0])
 
     def examine(
         self, options: MariadbSourceOptions, clock: Clock, captured: CapturedUpTo | None

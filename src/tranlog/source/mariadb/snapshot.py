@@ -5,7 +5,7 @@ Source: MariaDB's manual, "START TRANSACTION", "Enhancements for START TRANSACTI
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import pymysql
@@ -83,6 +83,49 @@ class MariadbSnapshot:
         """Close the sessions; closing twice is harmless."""
         close(self._connection)
         self._tables.close()
+
+
+class MariadbAtOnce(MariadbTables):
+    """All captured tables, or `only` some, as of one moment: one transaction, whose position nobody asks.
+
+    Implements `source.source.TableReader`. A table that is altered after it began, the server refuses to read.
+    """
+
+    def __init__(self, options: MariadbSourceOptions, only: Collection[str]) -> None:
+        """Begin. Raises SourceUnavailableError, SourceSetupError."""
+        super().__init__(options)
+        self._only = frozenset(only)
+        self._session = connect_to_read(options)
+        try:
+            with self._session.cursor() as cursor:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        except (pymysql.err.MySQLError, OSError) as exc:
+            self.close()
+            raise translated(exc, options) from exc
+
+    def tables(self, only: TableName | None = None) -> list[TableMap]:
+        """Return the tables; see `MariadbTables.tables`. Raises SourceSetupError for one without snapshots."""
+        found = [one for one in self._catalog.captured_tables() if not self._only or ".".join(one[:2]) in self._only]
+        engines = self._catalog.without_transactions()
+        beside = [(schema, table) for schema, table, _ in found if f"{schema}.{table}" in engines]
+        if beside:
+            names = [f"{quoted_name(schema)}.{quoted_name(table)}" for schema, table in beside]
+            raise SourceSetupError(
+                why=f"{', '.join(names)}: the engine has no snapshots, so that rows could be of another moment",
+                remedy="Name the other tables, or run at the source: "
+                + "; ".join([f"ALTER TABLE {name} ENGINE = InnoDB" for name in names]),
+            )
+        return [self._table(*one) for one in found if only in (None, one[:2])]
+
+    def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
+        """Yield a table's rows; see `MariadbTables.rows`. One iteration at a time."""
+        return self.select(table, self._session, "" if limit is None else f"LIMIT {limit}")
+
+    def close(self) -> None:
+        """Close the sessions; closing twice is harmless."""
+        close(self._session)
+        super().close()
 
 
 def _raw(part: object) -> bytes:

@@ -102,6 +102,14 @@ SELECT c.oid::int8, p.schemaname, p.tablename, c.relkind = 'p', {rowfilter} FROM
   JOIN pg_namespace n ON n.nspname = p.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
  WHERE p.pubname = $1 ORDER BY p.schemaname, p.tablename"""
+_ORDINARY: Final = f"""
+SELECT c.oid::int8, n.nspname, c.relname, c.relkind = 'p', NULL FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND {_SYSTEM_SCHEMAS} ORDER BY 2, 3"""
+_CLOSED: Final = """
+SELECT c.oid::int8 FROM pg_class c
+ WHERE c.oid::int8 = ANY ($1::int8[]) AND NOT (has_schema_privilege(c.relnamespace, 'USAGE')
+       AND has_table_privilege(c.oid, 'SELECT'))"""
 _KEY_SENT: Final = """
 SELECT c.relreplident::text, (
     SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i
@@ -473,6 +481,24 @@ class PostgresCatalog:
         sql = _PUBLISHED.format(rowfilter="NULL" if self.version < 150000 else "p.rowfilter")
         return [PublishedTable(*found) for found in self._control.rows(sql, (self._name,))]
 
+    def ordinary(self) -> list[PublishedTable]:
+        """Return the database's tables, published or not, a partitioned one as one."""
+        return [PublishedTable(*found) for found in self._control.rows(_ORDINARY)]
+
+    def check_readable(self, tables: Sequence[PublishedTable]) -> None:
+        """Refuse tables that this user may not read. Raises SourceSetupError, with the statements."""
+        oids = {oid for (oid,) in self._control.rows(_CLOSED, ([one.oid for one in tables],))}
+        closed = [one for one in tables if one.oid in oids]
+        if closed:
+            ((user,),) = self._control.rows("SELECT quote_ident(current_user)")
+            names = ", ".join([quoted_table(one.schema, one.table) for one in closed])
+            schemas = ", ".join(sorted({quoted(one.schema) for one in closed}))
+            raise SourceSetupError(
+                why=f"{user} may not read {names}",
+                remedy=f"Name the other tables, or run at the source: GRANT USAGE ON SCHEMA {schemas} TO {user}; "
+                f"GRANT SELECT ON {names} TO {user}",
+            )
+
     def key_sent(self, oid: int) -> tuple[str, tuple[str, ...]]:
         """Return a table's replica identity, and the columns of the index that it is, in the order of the table."""
         ((identity, columns),) = self._control.rows(_KEY_SENT, (oid,)) or [("n", None)]
@@ -503,7 +529,10 @@ class PostgresCatalog:
         return parse_lsn(self._control.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
     def columns(self, oid: int, schema: str, table: str) -> list[tuple[str, int, int]]:
-        """Return a table's published columns: name, the type's OID, the type modifier."""
+        """Return a table's published columns: name, the type's OID, the type modifier.
+
+        All but generated ones where no publication chooses, or `check_server` was not asked for one.
+        """
         sql = _COLUMNS
         if self.version < 150000:
             sql = sql[: sql.index("   AND (SELECT p.attnames")] + " ORDER BY a.attnum"

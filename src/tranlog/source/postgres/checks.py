@@ -42,9 +42,9 @@ def examine(options: PostgresSourceOptions, clock: Clock, captured: CapturedUpTo
         settings = list(listed("settings", catalog.server_problems(), otherwise="wal_level is logical"))
         yield from settings
         yield tried("clock", lambda: compare_clocks(clock, lambda: int(control.rows(_NOW_MS)[0][0])))
+        yield tried("tables", lambda: _tables(options, catalog))
         if any(one.severity is Severity.WRONG for one in settings):
             return
-        yield tried("tables", lambda: _tables(options, catalog))
         yield tried("rights", lambda: _rights(options, control))
         yield tried("position", lambda: _position(options, control, catalog, captured))
         yield tried("retention", lambda: _retention(options, control, catalog))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
 from tranlog.clock import Clock
 from tranlog.findings import CheckResult
+from tranlog.servers.identity import IDENTITY
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.checks import examine, slot_note
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 from tranlog.source.postgres.installed import list_installed, uninstall
+from tranlog.source.postgres.snapshot import PostgresAtOnce
 from tranlog.source.postgres.source import PostgresSource
 from tranlog.source.postgres.tables import PostgresTables
 
@@ -35,6 +37,13 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
 
     def tables(self, options: PostgresSourceOptions) -> PostgresTables:
         return PostgresTables(options)
+
+    def at_once(self, options: PostgresSourceOptions, only: Sequence[str]) -> PostgresAtOnce:
+        return PostgresAtOnce(options, only)
+
+    def identity(self, options: PostgresSourceOptions) -> str:
+        with closing(PostgresControl(options)) as control:
+            return str(control.rows(IDENTITY["postgres"])[0][0])
 
     def examine(
         self, options: PostgresSourceOptions, clock: Clock, captured: CapturedUpTo | None

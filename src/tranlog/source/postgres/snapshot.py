@@ -12,7 +12,7 @@ concurrency control.
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -23,7 +23,6 @@ from psycopg.errors import error_from_result
 
 from tranlog.change import TableMap, TableName
 from tranlog.clock import Clock
-from tranlog.errors import SourceUnavailableError
 from tranlog.loads import Key
 from tranlog.source.keyset import beyond
 from tranlog.source.postgres.catalog import PostgresCatalog, quoted
@@ -38,13 +37,14 @@ _ORDERED = frozenset({LogicalType.INTEGER, LogicalType.BYTES, LogicalType.UUID})
 
 
 class _SnapshotSession(PostgresControl):
-    """A session whose transaction has a snapshot: lost, it cannot be had again."""
+    """A session whose transaction has a snapshot, `exported` or its own: lost, it cannot be had again."""
 
-    def __init__(self, options: PostgresSourceOptions, exported: str) -> None:
+    def __init__(self, options: PostgresSourceOptions, exported: str | None = None) -> None:
         super().__init__(options)
         self.connection = self._connection = connect(options)
         self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())
-        self._run(f"SET TRANSACTION SNAPSHOT '{exported}'", ())
+        if exported is not None:
+            self._run(f"SET TRANSACTION SNAPSHOT '{exported}'", ())
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement, its parameters as $1. Raises SourceUnavailableError, SourceSetupError."""
@@ -61,7 +61,6 @@ class PostgresSnapshot:
     def __init__(self, options: PostgresSourceOptions, lsn: int, exported: str) -> None:
         self.lsn = lsn
         self.serves_all = options.load_snapshot == "export"
-        self._where = options.where
         self._session = _SnapshotSession(options, exported)
         self._tables = PostgresTables(options, self._session)
 
@@ -82,9 +81,7 @@ class PostgresSnapshot:
                 condition = beyond(names, [_literal(part) for part in after])
             tail = f"ORDER BY {', '.join(names)} LIMIT {limit}"
         yield from self._tables.select(table, self._session.connection, condition=condition, tail=tail)
-        if not self._tables.catalog.is_as_it_was(self._tables.oid(table)):
-            why = f"{table.name} was emptied or rewritten after the snapshot, which does not show its rows any more"
-            raise SourceUnavailableError(where=self._where, why=why)
+        self._tables.check_as_it_was(table)
 
     def covers(self, event_id: str) -> bool:
         """Whether the transaction of this event id is in the rows."""
@@ -93,6 +90,32 @@ class PostgresSnapshot:
     def close(self) -> None:
         """Close the session; closing twice is harmless."""
         self._tables.close()
+
+
+class PostgresAtOnce(PostgresTables):
+    """All tables of the database, or `only` some, as of one moment: one transaction, and no publication or slot.
+
+    Implements `source.source.TableReader`. A partitioned table is one table. Until it is closed, TRUNCATE and ALTER of
+    a table that was read wait.
+    """
+
+    def __init__(self, options: PostgresSourceOptions, only: Collection[str]) -> None:
+        """Begin. Raises SourceUnavailableError, SourceSetupError."""
+        self._session = _SnapshotSession(options)
+        super().__init__(options, self._session)
+        self._only = frozenset(only)
+
+    def tables(self, only: TableName | None = None) -> list[TableMap]:
+        """Return the tables; see `PostgresTables.tables`. Raises SourceSetupError, with the GRANT, without SELECT."""
+        found = [one for one in self.catalog.ordinary() if not self._only or f"{one.schema}.{one.table}" in self._only]
+        self.catalog.check_readable(found)
+        self._published = {(one.schema, one.table): one for one in found}
+        return [self._table(one) for name, one in self._published.items() if only in (None, name)]
+
+    def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
+        """Yield a table's rows; see `PostgresTables.rows`. One iteration at a time."""
+        yield from self.select(table, self._session.connection, tail="" if limit is None else f"LIMIT {limit}")
+        self.check_as_it_was(table)
 
 
 def _literal(part: int | bytes | UUID) -> str:

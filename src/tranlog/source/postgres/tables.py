@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from tranlog.change import TableMap, TableName
-from tranlog.errors import SourceSetupError, UnsupportedTypeError
+from tranlog.errors import SourceSetupError, SourceUnavailableError, UnsupportedTypeError
 from tranlog.source.postgres.catalog import PostgresCatalog, PublishedTable, quoted, quoted_table
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.relations import table_map
@@ -80,6 +80,12 @@ class PostgresTables:
     def oid(self, table: TableMap) -> int:
         """Return the OID of one of `tables`."""
         return self._published[table.schema, table.table].oid
+
+    def check_as_it_was(self, table: TableMap) -> None:
+        """Refuse a table whose rows the control's snapshot does not show any more. Raises SourceUnavailableError."""
+        if not self.catalog.is_as_it_was(self.oid(table)):
+            why = f"{table.name} was emptied or rewritten after the snapshot, which does not show its rows any more"
+            raise SourceUnavailableError(where=self._options.where, why=why)
 
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows as the capture would carry them, in no order, streaming; `table` is one of `tables`.

@@ -6,7 +6,7 @@ Owns the questions that `status` asks of the outbox. They are read-only, and fin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, Final
 
@@ -61,6 +61,12 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
 
     def tables(self, options: SqliteSourceOptions) -> SqliteTables:
         return SqliteTables(options.path)
+
+    def at_once(self, options: SqliteSourceOptions, only: Sequence[str]) -> SqliteTables:
+        return SqliteTables(options.path, only)
+
+    def identity(self, options: SqliteSourceOptions) -> str:
+        return os.path.realpath(options.path)
 
     def examine(
         self, options: SqliteSourceOptions, clock: Clock, captured: CapturedUpTo | None

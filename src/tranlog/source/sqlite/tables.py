@@ -7,7 +7,7 @@ transaction has both: the rows, and the newest transaction that they have.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 import apsw
@@ -23,12 +23,12 @@ from tranlog.types import Value
 
 
 class SqliteTables:
-    """Reads a SQLite database's tables as they are now. Implements `source.source.TableReader`.
+    """Reads a SQLite database's tables, or `only` some, as they are now. Implements `source.source.TableReader`.
 
     All reading happens in one read transaction, opened by the first call.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, only: Collection[str] = ()) -> None:
         self.path = path
         if not os.path.exists(path):
             raise SourceSetupError(why=f"there is no database at {path}", remedy="Check the path")
@@ -42,7 +42,7 @@ class SqliteTables:
             self.close()
             raise SourceUnavailableError(where=path, why=str(exc)) from exc
         self._plans: dict[str, TablePlan] = schema.plans
-        self._maps = schema.maps()
+        self._maps = [table for table in schema.maps() if not only or table.name in only]
 
     def tables(self, only: TableName | None = None) -> list[TableMap]:
         """Return the user's tables, or `only` one; see `TableReader.tables`."""
@@ -63,7 +63,10 @@ class SqliteTables:
 
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows as capture carries them: without generated columns."""
-        yield from islice(self._all_rows(table), limit)
+        try:
+            yield from islice(self._all_rows(table), limit)
+        except apsw.Error as exc:
+            raise SourceUnavailableError(where=self.path, why=str(exc)) from exc
 
     def _all_rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         assert self._db is not None, "closed"
