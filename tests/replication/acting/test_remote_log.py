@@ -9,17 +9,20 @@ import errno
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
-from tranlog.errors import ConfigError, LogUnreadableError, NoNodeError, PurgedError
-from tranlog.ids import Gtid, Seqno
+from tranlog.errors import ConfigError, HandshakeError, LogUnreadableError, NoNodeError, PurgedError
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogReader
 from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.links import Greeting, enter, greet
 from tranlog.replication.acting.remote_log import RemoteLog, open_remote
-from tranlog.replication.rules.config import MAJORITY
+from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
+from tranlog.replication.rules.packets import NO_GTID, Join
 from tranlog.service.thl.thl import main as thl
 
 
@@ -36,6 +39,7 @@ def remote(group: LiveGroup, **options: object) -> RemoteLog:
     return open_remote(group.url, **{"find_s": LONG_S, "timeout": LONG_S, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_log_of_a_node_is_read_as_any_log(tmp_path: Path) -> None:
     """Range, headers, payloads, cursors, index, hash and batches are those of a reader beside the node."""
     with live_group(tmp_path, "a") as group:
@@ -181,10 +185,12 @@ def test_a_reader_sees_the_logs_files_and_nothing_else(tmp_path: Path) -> None:
         assert events(tmp_path / "a") == ["x", "y"]
 
 
+@pytest.mark.long
 def test_thl_looks_into_a_nodes_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """list, tail, info, index as beside the node; what changes a log, or checks it, does not go there."""
     with live_group(tmp_path, "a") as group:
         last = commit(group, "e1", "e2")
+        group.await_whole()
 
         def shown(*words: str) -> str:
             assert thl(words) == 0
@@ -208,3 +214,83 @@ def test_thl_looks_into_a_nodes_log(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert thl(("-node", group.url, "-dir", "x", "info")) == 2
         assert thl(("-node", group.url, "-tls-ca", "x", "info")) == 2
         assert thl(("-node", "nowhere", "info")) == 2
+
+
+@pytest.mark.long
+def test_the_handshake_by_what_the_client_has(tmp_path: Path) -> None:
+    """thl-internals, "EPOCH Numbers": the epoch of the client's last seqno is held against the node's log."""
+    with live_group(tmp_path, "a") as group:
+        commit(group, "e1", "e2")
+        thread = group.nodes["a"].thread
+        assert thread is not None
+        log = thread.log.log
+        thread.call(lambda core: log.add_segment()).result(LONG_S)
+        last = commit(group, "e3", "e4")
+        thread.call(lambda core: log.purge(below=Seqno(last.seqno - 1))).result(LONG_S)
+        group.await_whole()
+        first = Seqno(last.seqno - 1)
+        epoch = last.epoch
+
+        def wrong(seqno: int, theirs: int) -> str:
+            return (
+                "Client handshake failure: Client response validation failed: Log epoch numbers do not match: "
+                f"client source ID=west-db2 seqno={seqno} server epoch number={epoch} client epoch number={theirs}"
+            )
+
+        missing = f"Client handshake failure: seqno 1 is not in this log, which holds {first} to {last.seqno}"
+        for after, refused in (
+            (last, ""),
+            (Gtid(epoch, first), ""),
+            (Gtid(Epoch(epoch + 7), last.seqno), wrong(last.seqno, epoch + 7)),
+            (Gtid(Epoch(0), first), wrong(first, 0)),
+            (Gtid(epoch, Seqno(first - 1)), ""),  # what follows is held, and not the one itself
+            (Gtid(epoch, Seqno(0)), f"{missing}: client source ID=west-db2"),
+            (Gtid(epoch, Seqno(last.seqno + 1)), ""),  # nothing so late yet
+            (None, ""),  # nothing is held against anything
+        ):
+            if refused:
+                with pytest.raises(HandshakeError, match=re.escape(refused)):
+                    remote(group, name="west-db2", after=after)
+            else:
+                with remote(group, name="west-db2", after=after) as opened:
+                    assert opened.range().last_seqno == last.seqno
+        later = Gtid(Epoch(epoch + 7), Seqno(last.seqno + 1))
+        with remote(group, name="west-db2", after=later) as opened:
+            assert opened.range().last_seqno == last.seqno, "nothing so late is there"
+            commit(group, "e5")
+            with pytest.raises(HandshakeError, match=re.escape(wrong(later.seqno, epoch + 7))):
+                eventually(lambda: opened.range().last_seqno > last.seqno)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"heartbeat_ms": 0}, "Heartbeat interval must be greater than 0: client source ID=west-db2"),
+        ({"heartbeat_ms": -1}, "Heartbeat interval must be greater than 0: client source ID=west-db2"),
+        ({"purpose": "write"}, "there is no purpose 'write'"),
+        ({"versions": (99,)}, "this node speaks protocol version 1"),
+        ({"versions": ()}, "this node speaks protocol version 1"),
+        ({"purpose": "vote", "group": "00" * 16}, "you are of the group 0000"),
+        ({"purpose": "vote", "node_name": "a"}, "there is another node a in the group"),
+        ({"purpose": "vote", "heartbeat_ms": 0}, "Heartbeat interval must be greater than 0"),
+    ],
+)
+def test_the_handshake_by_who_the_client_is(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
+    given = {
+        "node": NodeId("x"),
+        "node_name": "west-db2",
+        "purpose": "read",
+        "versions": (1,),
+        "config": ConfigId(),
+        "last": NO_GTID,
+        "heartbeat_ms": 1000,
+    }
+    with live_group(tmp_path, "a") as group:
+
+        async def joined() -> None:
+            greeting = Greeting()
+            wire, _ = await greet(group.options["a"].listen, greeting, None)
+            await enter(wire, greeting, Join(**{**given, **changed}))
+
+        with pytest.raises(HandshakeError, match=why):
+            group.run(joined())

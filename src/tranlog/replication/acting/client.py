@@ -161,8 +161,14 @@ class Connection(Greeting):
         return told if isinstance(told, Primary) else None
 
 
-async def reach(address: str, *, name: str, own: NodeId, purpose: str, tls: ssl.SSLContext | None) -> Connection:
-    """Connect to the node at an address as a client. Raises OSError, HandshakeError, ConfigError."""
+async def reach(
+    address: str, *, name: str, own: NodeId, purpose: str, tls: ssl.SSLContext | None, last: Gtid | None = None
+) -> Connection:
+    """Connect to the node at an address as a client. Raises OSError, HandshakeError, ConfigError.
+
+    `last`: the last transaction that a reader has, which the node's log must go on from; None: nothing is held against
+    its log.
+    """
     connection = Connection()
     wire, hello = await greet(address, connection, tls)
     connection.wire, connection.node = wire, hello.node
@@ -172,8 +178,9 @@ async def reach(address: str, *, name: str, own: NodeId, purpose: str, tls: ssl.
         purpose=purpose,
         versions=(PROTOCOL_VERSION,),
         config=ConfigId(),
-        last=NO_GTID,
+        last=NO_GTID if last is None else last,
         heartbeat_ms=1000,
+        force=last is None,
     )
     await enter(wire, connection, join)
     return connection

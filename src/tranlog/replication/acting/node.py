@@ -35,6 +35,7 @@ from tranlog.replication.acting.serving import ServedClient
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.acting.transport import Wire, listen
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import (
     NO_GTID,
     PRIMARY,
@@ -65,6 +66,7 @@ from tranlog.replication.rules.packets import (
     Who,
 )
 from tranlog.replication.rules.stored import Stored
+from tranlog.replication.rules.syncup import handshake_refused, heartbeat_refused
 
 logger = logging.getLogger(__name__)
 
@@ -413,27 +415,49 @@ class GroupNode:
             wire.end(f"{type(packet).__name__} instead of Join")
             return
         why = self._join_refused(packet, wire)
+        if not why and packet.purpose == "read" and self.thread is not None:
+            self._spawn(self._let_read(wire, packet, self.thread))
+        else:
+            self._answer_join(wire, packet, why)
+
+    async def _let_read(self, wire: Wire, join: Join, thread: CoreThread) -> None:
+        """Let a reader in whose last transaction this node's log goes on from."""
+
+        def refused(core: Core) -> str:
+            why = handshake_refused(
+                core.log,
+                source=join.node_name,
+                last=join.last,
+                may_roll_back=False,
+                force=join.force,
+                heartbeat_ms=join.heartbeat_ms,
+            )
+            return why or ""
+
+        self._answer_join(wire, join, await asyncio.wrap_future(thread.call(refused)))
+
+    def _answer_join(self, wire: Wire, join: Join, why: str) -> None:
         if why:
             wire.send(JoinRefused(text=why))
             wire.end(why)
             return
-        wire.peer, wire.purpose = packet.node, packet.purpose
+        wire.peer, wire.purpose = join.node, join.purpose
         wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=PROTOCOL_VERSION))
 
     def _join_refused(self, join: Join, wire: Wire) -> str:
         own, config = self.standing.config.group, self.standing.config
         if PROTOCOL_VERSION not in join.versions:
             return f"this node speaks protocol version {PROTOCOL_VERSION}, and you {join.versions}"
+        if join.purpose not in (VOTE, *CLIENT_PURPOSES):
+            return f"there is no purpose {join.purpose!r}"
+        if join.heartbeat_ms <= 0:
+            return heartbeat_refused(join.node_name)
         if join.purpose in CLIENT_PURPOSES:
             return ""
-        if join.purpose != VOTE:
-            return f"there is no purpose {join.purpose!r}"
         if why := wire.certified_otherwise(join.node_name):
             return why
         if own and join.group and join.group != own:
             return f"you are of the group {join.group}, and this node is of {own}"
-        if join.heartbeat_ms <= 0:
-            return "the heartbeat interval must be greater than 0"
         named = [one for one in config.members if one.name == join.node_name and one.node != join.node]
         if join.node == self.node or named:
             return f"there is another node {join.node_name} in the group, with another id; names are unique"

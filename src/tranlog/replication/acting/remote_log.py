@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 import secrets
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Self
 from tranlog.clock import SYSTEM_CLOCK
 from tranlog.disk import DiskLock
 from tranlog.errors import ConfigError, HandshakeError, NoNodeError
-from tranlog.ids import Seqno
+from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.reader import LogRange, LogReader
 from tranlog.replication.acting.client import FIND_S, SCHEME, Connection, LoopThread, addresses_of, reach
@@ -47,6 +48,7 @@ from tranlog.replication.rules.reading import (
     parse_consistency,
     parse_preference,
 )
+from tranlog.replication.rules.syncup import epochs_differ
 
 if TYPE_CHECKING:
     from tranlog.inotify import FileWatch
@@ -205,9 +207,11 @@ def _only_read() -> OSError:
 class RemoteLog(LogReader):
     """A node's log; it ends where the group has committed. As `LogReader` else. From `open_remote`."""
 
-    def __init__(self, root: str, disk: NodeDisk, node: str) -> None:
+    def __init__(self, root: str, disk: NodeDisk, node: str, after: Gtid | None, name: str) -> None:
         """For `open_remote` only. `node`: the name of the node."""
         self.node = node
+        self._after = after
+        self._name = name
         self._node_disk = disk
         super().__init__(root, disk=disk, clock=SYSTEM_CLOCK, checksum=True)
 
@@ -221,11 +225,18 @@ class RemoteLog(LogReader):
         return self._begin()
 
     def range(self) -> LogRange:
-        """As `LogReader.range`, up to what is committed."""
+        """As `LogReader.range`, up to what is committed. Raises HandshakeError where the log is of another history."""
         found = super().range()
         committed = found.committed_seqno
         if committed < found.first_seqno or committed < 0:
             return LogRange(epoch=found.epoch, scanned=found.scanned)
+        after = self._after
+        if after is not None and committed >= after.seqno:
+            self._after = None  # a node that was behind at the handshake holds that transaction now
+            own = self.header(after.seqno)
+            if own is not None and own.gtid != after:
+                self._after = after
+                raise HandshakeError(where=self.node, why=epochs_differ(self._name, after, own.gtid))
         return replace(found, last_seqno=committed, durable_seqno=min(found.durable_seqno, committed))
 
     def cursor(self, *, committed_only: bool = True, hold: str | None = None) -> Cursor:
@@ -253,6 +264,8 @@ def open_remote(
     tags: Sequence[Mapping[str, str]] = ({},),
     consistency: str = "none",
     timeout: float = CONSISTENT_S,
+    after: Gtid | None = None,
+    name: str = "",
     tls: ssl.SSLContext | None = None,
     via: Mapping[str, str] | None = None,
     find_s: float = FIND_S,
@@ -261,20 +274,25 @@ def open_remote(
 
     `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest; `tags`: sets of tags, the first that any
     node has is taken; `consistency`: none, `at least GTID(1, 15)` or `latest`, which the primary
-    alone can tell; it is waited for up to `timeout` seconds. `find_s`: how long such a node is looked for.
-    Raises NoNodeError, ConfigError; and as `LogReader.open`.
+    alone can tell; it is waited for up to `timeout` seconds. `after`: the last transaction that the program has; the
+    node refuses where its log holds another one in that place, or has purged what follows. `name`: who reads, in such
+    messages. `find_s`: how long a node is looked for.
+    Raises NoNodeError, HandshakeError, ConfigError; and as `LogReader.open`.
     """
     wish = parse_consistency(consistency)
     preference = Preference.PRIMARY if isinstance(wish, Latest) else parse_preference(prefer)
-    choice = _Choice(url, preference, [dict(one) for one in tags], tls, via or {})
+    name = name or socket.gethostname()
+    choice = _Choice(url, preference, [dict(one) for one in tags], tls, via or {}, name)
     loop = LoopThread()
     end = loop.close
     try:
-        connection, name = loop.run(choice.find(find_s))
-        disk = NodeDisk(connection, loop, root := f"{SCHEME}{name}")
+        connection, node = loop.run(choice.find(find_s))
+        if after is not None:
+            connection = loop.run(choice.hold_against(connection, after))
+        disk = NodeDisk(connection, loop, root := f"{SCHEME}{node}")
         end = disk.end
-        _await(disk, name, wish, consistency, timeout)
-        return RemoteLog(root, disk, name).begin()
+        _await(disk, node, wish, consistency, timeout)
+        return RemoteLog(root, disk, node, after, name).begin()
     except BaseException:
         end()
         raise
@@ -307,8 +325,10 @@ class _Choice:
         tags: Sequence[dict[str, str]],
         tls: ssl.SSLContext | None,
         via: Mapping[str, str],
+        name: str,
     ) -> None:
         self._url = url
+        self._name = name
         self._addresses = addresses_of(url)
         self._preference = preference
         self._tags = tags
@@ -368,5 +388,15 @@ class _Choice:
             troubles.append(f"{address}: {exc}")
             return None
 
-    async def _reach(self, address: str) -> Connection:
-        return await reach(address, name="reader", own=self._own, purpose="read", tls=self._tls)
+    async def hold_against(self, connection: Connection, last: Gtid) -> Connection:
+        """Connect again to a node that was found, which holds its log against what the reader has.
+
+        Raises HandshakeError, OSError.
+        """
+        assert connection.wire is not None
+        address = connection.wire.where
+        await connection.close()
+        return await self._reach(address, last)
+
+    async def _reach(self, address: str, last: Gtid | None = None) -> Connection:
+        return await reach(address, name=self._name, own=self._own, purpose="read", tls=self._tls, last=last)

@@ -185,7 +185,7 @@ def handshake_refused(
     of which it knows no epoch; or nothing yet.
     """
     if heartbeat_ms <= 0:
-        return f"Client handshake failure: Heartbeat interval must be greater than 0: client source ID={source}"
+        return heartbeat_refused(source)
     if force or (last == NO_GTID and log.first == 0) or may_roll_back:
         return None
     if last.seqno < log.first - 1:
@@ -194,9 +194,17 @@ def handshake_refused(
             f"{log.last.seqno}: client source ID={source}"
         )
     own = log.gtid(last.seqno)
-    if own is None or own == last:
-        return None
+    return None if own is None or own == last else epochs_differ(source, last, own)
+
+
+def epochs_differ(source: str, last: Gtid, own: Gtid) -> str:
+    """Return the document's words for a client whose last transaction has another epoch here."""
     return (
         "Client handshake failure: Client response validation failed: Log epoch numbers do not match: "
         f"client source ID={source} seqno={last.seqno} server epoch number={own.epoch} client epoch number={last.epoch}"
     )
+
+
+def heartbeat_refused(source: str) -> str:
+    """Return why a client is refused that wants no heartbeats."""
+    return f"Client handshake failure: Heartbeat interval must be greater than 0: client source ID={source}"
