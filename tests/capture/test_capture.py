@@ -1,7 +1,4 @@
-"""The capture loop with a real log: order, groups, stops, and what stays when a side fails.
-
-Proves: design/sources.md, "it reads the outbox in id order, appends, syncs, then deletes".
-"""
+"""The capture loop with a real log: order, groups, stops, and what stays when a side fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MariaDB as a source, against a real server: design/sources.md, "MariaDB"."""
+"""MariaDB as a source, against a real server."""
 
 from __future__ import annotations
 

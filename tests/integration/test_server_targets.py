@@ -69,7 +69,7 @@ def stranger(bench: Bench) -> Iterator[Session]:
 def test_a_stopped_task_s_session_is_ended_by_its_successor(
     bench: Bench, stop_task: Callable[..., StoppedTask]
 ) -> None:
-    """design/pipeline.md, "A stopped process holds its locks": and when it wakes it can write nothing."""
+    """And when it wakes it can write nothing."""
     bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
     claim(bench)

@@ -1,4 +1,4 @@
-"""Arrow batches hold what a cursor decodes; design/performance.md, "Arrow"."""
+"""Arrow batches hold what a cursor decodes."""
 
 from __future__ import annotations
 

@@ -951,7 +951,7 @@ def test_damage_to_chunks_that_nothing_refers_to_is_none() -> None:
     kept, gone = log.begin(), log.begin()
     add_all(kept, parts("kept", 4))
     add_all(gone, parts("gone", 20))
-    place = gone._spilled.first if gone._spilled is not None else Lsn(0)
+    place = Lsn(gone._spilled.places[0]) if gone._spilled is not None else Lsn(0)
     gone.abort()
     kept.commit()
     flip(disk, spill_path(lsn_segment(place)), lsn_offset(place) + 100)

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "Channels meet at the target", "Applying": channels at work on a real log and a real target.
+"""Channels at work on a real log and a real target.
 
 Spark only starts these tasks; here threads do, so that what is tested is the channel. tests/spark has the rest.
 """

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "At start", and conformance B7-20: what a start does with what the target and the log hold."""
+"""What a start does with what the target and the log hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "Apply": whole runs on a real Spark into real targets, with tasks and drivers that are killed."""
+"""Whole runs on a real Spark into real targets, with tasks and drivers that are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "The log as a Spark source": found by name, one row per change, never past committed."""
+"""Found by name, one row per change, never past committed."""
 
 from __future__ import annotations
 

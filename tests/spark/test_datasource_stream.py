@@ -1,4 +1,4 @@
-"""The log as a stream; design/pipeline.md, "The log as a Spark source"."""
+"""The log as a stream."""
 
 from __future__ import annotations
 
