@@ -22,13 +22,15 @@ def follow(disk: SimDisk, clock: ManualClock | None = None, **options: int) -> N
 
 def bring(source: NodeLog, log: NodeLog, limit: int = 1 << 20) -> None:
     """Have a log get everything that another one has more, as a feeder sends it."""
+    part, rest = 0, None
     while log.last != source.last:
-        out = source.outgoing(log.last.seqno, source.last.seqno, limit)
+        out = source.outgoing(log.last.seqno, source.last.seqno, limit, rest)
         if out.chunks is not None:
             for chunk in out.chunks(log.open_spills().get(out.oid, 0)):
-                assert log.carry_out(PutChunk(chunk)) is LogChange.NOTHING
-        assert log.carry_out(Put(out.raw)) is LogChange.LOGGED
-        assert log.last == out.last
+                assert log.carry_out(PutChunk(chunk, 0, len(chunk.raw))) is LogChange.NOTHING
+        assert log.carry_out(Put(out.raw, part, out.rest is None)) is LogChange.LOGGED
+        part, rest = (0, None) if out.rest is None else (part + 1, out.rest)
+        assert (log.last == out.last) is (rest is None)
 
 
 def copied(log: NodeLog) -> tuple[list[tuple[int, bytes]], list[object]]:

@@ -40,7 +40,7 @@ def _copy(folder: Path, names: Sequence[str] = compiled.SOURCES) -> Path:
     """Return a copy of what these modules need, compiled code included."""
     package = folder / "tranlog"
     shutil.copytree(PACKAGE / "compiled", package / "compiled", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*names, "__init__.py", "errors.py", "log/__init__.py"):
+    for name in (*names, "__init__.py", "errors.py", "raising.py", "log/__init__.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, package / name)
     return package

@@ -51,12 +51,26 @@ def test_spaces_around_the_numbers_do_not_matter() -> None:
         "GTID(x, 15)",
         "GTID(٣, 15)",
         f"GTID(1, {2**63})",
+        f"GTID({2**64 - 1}, 1)",
+        Gtid(Epoch(1), Seqno(2**63)).to_base64(),
+        f'BinData(0, "{Gtid(Epoch(2**64 - 1), Seqno(0)).to_base64()}")',
         f"GTID({'9' * 5000}, 1)",
     ],
 )
 def test_another_text_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="not a GTID"):
         Gtid.parse(text)
+
+
+def test_what_no_log_can_hold_is_named() -> None:
+    """Text and bytes are 64 bits wide; a log's own numbers are 63."""
+    wide = Gtid(Epoch(2**64 - 1), Seqno(2**63))
+    assert Gtid.from_bytes(wide.to_bytes()) == wide
+    for text in (str(wide), wide.to_base64()):
+        with pytest.raises(ValueError, match=rf"GTID\({2**64 - 1}, {2**63}\) is above SEQNO_MAX, {2**63 - 1}"):
+            Gtid.parse(text)
+    most = Gtid(Epoch(2**63 - 1), Seqno(2**63 - 1))
+    assert Gtid.parse(str(most)) == Gtid.parse(most.to_base64()) == most
 
 
 @pytest.mark.parametrize("size", [0, 8, 15, 17])

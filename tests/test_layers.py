@@ -73,6 +73,7 @@ PURE = {
     "tranlog.listing",
     "tranlog.loads",
     "tranlog.payload",
+    "tranlog.raising",
     "tranlog.row_text",
     "tranlog.servers.identity",
     "tranlog.servers.mariadb_errors",

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         Satisfied,
         TimedOut,
     )
+    from tranlog.replication.acting.remote_log import RemoteLog, open_remote
     from tranlog.service.group_client import connect_async
     from tranlog.service.process.client import RunningPipeline
     from tranlog.service.process.operating import OperatingOptions, serve_store
@@ -102,6 +103,7 @@ __all__ = [
     "PresentRows",
     "QueueStoreOptions",
     "RemoteGroup",
+    "RemoteLog",
     "Rename",
     "RolledBack",
     "RowChange",
@@ -122,6 +124,7 @@ __all__ = [
     "build_session",
     "connect",
     "connect_async",
+    "open_remote",
     "open_target",
     "pack",
     "run_apply",
@@ -191,6 +194,10 @@ _HOMES = {
         "RolledBack",
         "Satisfied",
         "TimedOut",
+    ),
+    "replication.acting.remote_log": (
+        "RemoteLog",
+        "open_remote",
     ),
     "service.group_client": ("connect_async",),
     "source.sqlite": (

@@ -1,17 +1,16 @@
 """The tree of our exceptions: what the world did, never what is ordinary and never our own bugs.
 
-Owns every exception that a caller of tranlog may catch. Fields are typed and set by keyword; the message is
-built from them and ends with what to do next; nobody parses a message. All of them survive pickling, since
-Spark carries them from a task to the driver. Which exit code an error gets is decided in `service.frame.exits`.
+Owns every exception that a caller of tranlog may catch; how one is made of its fields is `raising`'s. Each message ends
+with what to do next; nobody parses a message. Which exit code an error gets is decided in `service.frame.exits`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, dataclass_transform
 
 from tranlog.ids import Gtid
+from tranlog.raising import TranlogError as TranlogError
 
 
 def _utc_text(ms: int) -> str:
@@ -20,34 +19,6 @@ def _utc_text(ms: int) -> str:
         return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}"
     except OverflowError:
         return f"{ms} ms since 1970,"
-
-
-def _rebuild(kind: type[TranlogError], args: tuple[Any, ...], fields: dict[str, Any]) -> TranlogError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(fields)
-    return error
-
-
-@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
-class TranlogError(Exception):
-    """Whatever tranlog raises on purpose.
-
-    A class below it that has fields is a dataclass, whose fields are given by name. `template` is its message, with the
-    fields' names in braces; one that says more than its fields has a `__str__` of its own.
-    """
-
-    template: ClassVar[str] = ""
-
-    def __init_subclass__(cls) -> None:
-        if cls.template or "__str__" in vars(cls):
-            dataclass(eq=False, kw_only=True)(cls)
-
-    def __str__(self) -> str:
-        return self.template.format_map(vars(self)) if self.template else super().__str__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 # --- the log ---------------------------------------------------------------------------------------------
@@ -864,6 +835,15 @@ class NoPrimaryError(ReplicationError):
     why: str
 
     template = "no primary of {group} was found: {why}. Nothing was written. See `tranlog group status`"
+
+
+class NoNodeError(ReplicationError):
+    """No node could be read as was wished, in time; nothing was read. `where`: a node, or a group's addresses."""
+
+    where: str
+    why: str
+
+    template = "{where} is not read: {why}. Change what is wished, or see `tranlog group status`"
 
 
 class CommitRefusedError(ReplicationError):

@@ -33,7 +33,7 @@ SEGMENT_PREFIX = "thl.data."
 SEGMENT_NUMBER_MAX = (1 << 32) - 1
 
 _GTID_BYTES = struct.Struct(">QQ")
-_GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,19})\s*,\s*([0-9]{1,19})\s*\)")
+_GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,20})\s*,\s*([0-9]{1,20})\s*\)")
 _BINDATA = re.compile(r"""BinData\(\s*\d+\s*,\s*["']([^"']*)["']\s*\)""")
 _SEGMENT_NAME = re.compile(r"thl\.data\.([0-9]{10})")
 _NUMBER_MAX = (1 << 63) - 1  # records and targets hold seqno and epoch as signed 64-bit integers
@@ -71,19 +71,22 @@ class Gtid(msgspec.Struct, frozen=True, order=True, gc=False):
     def parse(cls, text: str) -> Gtid:
         """Read a GTID as people have it: `GTID(1, 15)`, the base64 of its 16 bytes, or that in `BinData(0, "...")`.
 
-        Raises ValueError for anything else.
+        Raises ValueError for anything else, and for what no log can hold.
         """
         match = _GTID_TEXT.fullmatch(text.strip())
-        if match is None:
+        if match is not None:
+            found = cls(Epoch(int(match[1])), Seqno(int(match[2])))
+        else:
             packed = _BINDATA.fullmatch(text.strip())
             try:
-                return cls.from_bytes(base64.b64decode(text.strip() if packed is None else packed[1], validate=True))
+                found = cls.from_bytes(base64.b64decode(text.strip() if packed is None else packed[1], validate=True))
             except ValueError as exc:  # binascii.Error is one
                 raise ValueError(f"not a GTID: {text!r}; it reads GTID(1, 15), or is the base64 of 16 bytes") from exc
-        epoch, seqno = int(match[1]), int(match[2])
-        if epoch > _NUMBER_MAX or seqno > _NUMBER_MAX:
-            raise ValueError(f"not a GTID: {text!r}; its numbers end at {_NUMBER_MAX}")
-        return cls(Epoch(epoch), Seqno(seqno))
+        if max(found.epoch, found.seqno) > _NUMBER_MAX:
+            raise ValueError(
+                f"not a GTID of a log: {found} is above SEQNO_MAX, {_NUMBER_MAX}, where a log's numbers end"
+            )
+        return found
 
 
 def lsn(segment: int, offset: int) -> Lsn:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from tranlog.change import Options
+from tranlog.ids import Gtid
 from tranlog.types import Datetime, datetime_text
 
 NO_SQL_OF_ROWS: Final = "SQL rendering of row change events is not supported"
@@ -131,7 +132,10 @@ def header_line(record: ShownHeader, zone: tzinfo = UTC, comments: str = "") -> 
 
 
 class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One object of `thl list -headers -json`; `h` is the running hash up to the transaction, where the log has one."""
+    """One object of `thl list -headers -json`.
+
+    Where the log has them: `h`, the running hash up to the transaction, and its GTID, as text and as base64.
+    """
 
     seqno: int
     epoch: int
@@ -142,9 +146,13 @@ class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     source_id: str
     comments: str = ""
     h: str | msgspec.UnsetType = msgspec.UNSET
+    gtid: str | msgspec.UnsetType = msgspec.UNSET
+    gtid_base64: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def header_json(record: ShownHeader, zone: tzinfo = UTC, h: str | None = None, comments: str = "") -> str:
+def header_json(
+    record: ShownHeader, zone: tzinfo = UTC, h: str | None = None, comments: str = "", gtid: Gtid | None = None
+) -> str:
     """Return one object of `thl list -headers -json`, a line per member."""
     shown = HeaderJson(
         seqno=record.seqno,
@@ -155,6 +163,8 @@ def header_json(record: ShownHeader, zone: tzinfo = UTC, h: str | None = None, c
         event_id=record.event_id,
         source_id=record.source_id,
         h=msgspec.UNSET if h is None else h,
+        gtid=msgspec.UNSET if gtid is None else str(gtid),
+        gtid_base64=msgspec.UNSET if gtid is None else gtid.to_base64(),
         comments=comments,
     )
     return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")

@@ -22,7 +22,7 @@ from fix_type_cases import SQLITE
 from tranlog.capture.capture import Capture
 from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import ConfigError, CorruptRecordError, PayloadError
-from tranlog.ids import Seqno
+from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS, Unit, batch_schema
 from tranlog.log.records.columns import Selection
 from tranlog.log.writing.log import Log, LogReader
@@ -222,6 +222,23 @@ def test_several_epochs_in_one_batch() -> None:
     with open_reader(disk) as reader:
         assert list(rows(read(reader))) == list(change_rows(reader))
         assert [row["gtid"] for row in rows(read(reader, columns=["gtid"]))][-1] == "GTID(3, 5)"
+
+
+@pytest.mark.parametrize("unit", Unit)
+def test_a_gtid_in_its_three_forms(unit: Unit) -> None:
+    """tokumx-replication, "GTID": 16 bytes, their base64, and as people write it."""
+    disk = SimDisk()
+    for _ in range(3):
+        with open_log(disk) as log:
+            write(log, [RowChange(table_of(1), Op.INSERT, None, (1,))])
+    with open_reader(disk) as reader, reader.cursor() as cursor:
+        (batch,) = cursor.batches(unit=unit, columns=["gtid", "gtid_bytes", "gtid_base64"], wait=False)
+    shown = batch.to_pydict()
+    gtids = [Gtid.parse(text) for text in shown["gtid"]]
+    assert [one.epoch for one in gtids] == [1, 1, 2, 2, 3, 3]
+    assert shown["gtid_bytes"] == [one.to_bytes() for one in gtids]
+    assert [Gtid.parse(text) for text in shown["gtid_base64"]] == gtids
+    assert "gtid_bytes" not in batch_schema(unit=unit).names, "by name only"
 
 
 def test_columns_that_need_no_look_at_the_values() -> None:

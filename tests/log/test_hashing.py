@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from zlib import crc32
 
@@ -16,6 +18,7 @@ from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import parse_record
 from tranlog.log.records.record import SyncRecord
 from tranlog.log.records.running_hash import after, before, fold, fold_span, signed, unsigned
+from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
@@ -169,6 +172,43 @@ def test_a_crash_loses_none(seed: int) -> None:
 def follow(disk: SimDisk) -> MemberLog:
     options = LogOptions(ahead_bytes=0, segment_bytes=4_000)
     return MemberLog.follow(PATH, source_id="db1", disk=disk, clock=ManualClock(), options=options)
+
+
+@pytest.mark.parametrize("changed", ["", "record", "sync"])
+def test_an_opening_takes_it_from_the_last_sync_record_and_the_records_after_it(changed: str) -> None:
+    """A tail that no sync record covers is folded anew from its records, which the opening has verified; so a tail that
+    was replaced, checksums and all, has another hash. The sync record is believed: that it is wrong, verify finds.
+    """
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 4)
+    log.commit()
+    fill(log, 3)
+    log.commit(sync=False)
+    wanted = [log.h(Seqno(seqno)) for seqno in range(8)]
+    raw, places = bytearray(disk.content(segment_path(1))), {}
+    at = 16
+    while hasattr(found := parse_record(bytes(raw), at, 1 << 32 | at), "record_length"):
+        places[found.h if isinstance(found, SyncRecord) else getattr(found, "seqno", -1)] = at, found.record_length
+        at += found.record_length
+    assert wanted[4] in places, "the last sync record is in front of what came after the last sync"
+    if changed == "record":
+        at, size = places[6]
+        raw[at + size - 8] ^= 1
+        raw[at + size - 4 : at + size] = crc32(raw[at : at + size - 4]).to_bytes(4, "big")
+    elif changed == "sync":
+        at, size = places[wanted[4]]
+        raw[at + 36] ^= 1
+        raw[at + size - 4 : at + size] = crc32(raw[at : at + size - 4] + struct.pack(">II", 1, at)).to_bytes(4, "big")
+    other = SimDisk()
+    other.make_dir(PATH)
+    with closing(other.open(segment_path(1), write=True, create=True)) as file:
+        file.pwrite(bytes(raw), 0)
+    with open_log(other) as again:
+        assert again.last_seqno == 8, "with the no-op of its own"
+        told = [again.h(Seqno(seqno)) for seqno in range(8)]
+    assert (told[5] == wanted[5], told[7] == wanted[7]) == (changed != "sync", not changed)
+    assert bool(verify(PATH, disk=other).problems) is (changed == "sync")
 
 
 def test_a_rollback_goes_back_to_the_matchpoints() -> None:

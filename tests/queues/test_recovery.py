@@ -89,7 +89,7 @@ View = tuple[dict[int, list[Lsn]], list[bytes]]
 def walked(raw: bytes | bytearray, number: int = 1) -> LogScan:
     scan = LogScan(state=QueueState())
     container = memoryview(bytes(raw).ljust(SIZE, b"\0"))
-    assert not scan.walk(number, container)
+    assert not scan.walk(number, bytes(container))
     scan.behind(number, container, scan.end_offset)
     scan.finish(number)
     return scan
@@ -283,7 +283,7 @@ def test_groups_that_are_read_at_once_are_what_they_are_record_by_record(
         return [(one.damage or view(one), one.end_offset, one.stop, one.epoch, one.groups_cut) for one in scans]
 
     at_once = told()
-    monkeypatch.setattr(LogScan, "_take_whole", lambda *_: 0)
+    monkeypatch.setattr(LogScan, "_take_run", lambda *_: 0)
     assert at_once == told()
 
 

@@ -44,7 +44,20 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         assert sum(one["needed_bytes"] for one in found) == sum(
             one.total_length for one in store._core.state.messages.values()
         )
-        assert "needed" in mail("containers", path)[1]
+        head, *rows = mail("containers", path)[1].splitlines()
+        assert head.split() == [
+            "number",
+            "state",
+            "epoch",
+            "first",
+            "last",
+            "bytes",
+            "written",
+            "needed",
+            "bytes",
+            "needed",
+        ]
+        assert rows[0].split()[:5] == ["1", "in", "use", "0", found[0]["first_lsn"]] and len(rows) == len(found)
         lines = mail("dump", path)[1].splitlines()
         assert sum(" Start " in line for line in lines) == 31
         transactions = mail("dump", path, "--stream", "transaction")[1].splitlines()
@@ -69,6 +82,8 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
 def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
     path = str(mail.path)
     assert mail.json("in-doubt", "list", path) == {"in_doubt": ["transfer 7", "0xff"]}
+    assert mail("in-doubt", "list", path)[1] == "xid\ntransfer 7\n0xff\n"
+    assert mail("list", path)[1].split() == ["queue", "waiting", "kind", "a", "30", "durable", "b", "0", "durable"]
     assert mail("in-doubt", "commit", path, "transfer 7") == (0, "committed transfer 7\n", "")
     assert mail("in-doubt", "rollback", path, "0xff")[0] == 0
     assert mail("in-doubt", "list", path)[1] == ""
@@ -131,7 +146,9 @@ def test_what_is_pinned_is_told(mail: Mail) -> None:
     )
     assert (message["what"], message["queues"]) == ("message", ["b"])
     assert (one["xid"], two["xid"]) == ("0xff", "transfer 7")
-    assert "xid transfer 7" in mail("pinned", path)[1]
+    head, *rows = mail("pinned", path)[1].splitlines()
+    assert head.split() == ["what", "id", "xid", "queues", "age", "bytes", "held", "back"]
+    assert sum("  transfer 7  " in row for row in rows) == 1
 
 
 def test_producers_are_listed_and_removed(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +157,7 @@ def test_producers_are_listed_and_removed(mail: Mail, monkeypatch: pytest.Monkey
     with mail.open() as store:
         store.publish_once("till-3", 7, b"x", queues=["a"])
     assert mail.json("producer", "list", path) == {"producers": [{"name": "till-3", "number": 7}]}
-    assert mail("producer", "list", path)[1].split() == ["7", "till-3"]
+    assert mail("producer", "list", path)[1].split() == ["producer", "number", "till-3", "7"]
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert mail("producer", "remove", path, "till-3")[0] == 1
     with mail.open() as store:

@@ -356,7 +356,7 @@ def test_what_is_transient_needs_a_process_that_goes_on(mail: Mail) -> None:
         assert mail.json("declare", path, "t", "--transient")["transient"] is True
         assert mail("publish", path, "x", "--queue", "t", "--queue", "a", "--transient") == (0, "0:0\n", "")
         assert mail("publish", path, "y", "--queue", "t")[1] == "0:0\n"
-        assert mail("list", path)[1].splitlines()[-1] == f"{2:10d}  t  transient"
+        assert mail("list", path)[1].splitlines()[-1].split() == ["t", "2", "transient"]
         assert "transient: 2 messages, which take 802 bytes" in mail("status", path)[1]
         assert (mail("get", path, "t")[1], mail("get", path, "t")[1]) == ("x", "y")
         assert mail("delete", path, "t", "-y")[0] == 0

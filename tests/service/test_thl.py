@@ -176,13 +176,14 @@ def test_headers_and_their_json(log_dir: Path, capsys: pytest.CaptureFixture[str
     assert [one["seqno"] for one in json.loads(out)] == [4, 4, 5]
     _, out, _ = run(log_dir, "list -headers -json -low 4 -high 4", capsys)
     with LogReader.open(log_dir) as reader:
-        h = f'"h": "{reader.h(Seqno(4)):016x}"'
+        h = f'"h": "{reader.h(Seqno(4)):016x}",'
+    gtid = ('"gtid": "GTID(1, 4)",', f'"gtidBase64": "{Gtid(Epoch(1), Seqno(4)).to_base64()}"')
     assert out.splitlines() == [
         "[",
         *("{", '"seqno": 4,', '"epoch": 1,', '"frag": 0,', '"lastFrag": false,', '"time": "2011-07-01 15:15:21.148",'),
-        *('"eventId": "e:4",', '"sourceId": "till",', '"comments": "",', h, "},"),
+        *('"eventId": "e:4",', '"sourceId": "till",', '"comments": "",', h, *gtid, "},"),
         *("{", '"seqno": 4,', '"epoch": 1,', '"frag": 1,', '"lastFrag": true,', '"time": "2011-07-01 15:15:21.148",'),
-        *('"eventId": "e:4",', '"sourceId": "till",', '"comments": "",', h, "}"),
+        *('"eventId": "e:4",', '"sourceId": "till",', '"comments": "",', h, *gtid, "}"),
         "]",
     ]
 

@@ -151,7 +151,6 @@ class NativeShown:
 
     def segments(self) -> list[SegmentLine]:
         """See ShownLog."""
-        disk = OsDisk()
         out = []
         for one in self.reader.index():
             empty = one.last_seqno < one.first_seqno
@@ -161,7 +160,7 @@ class NativeShown:
                     first_seqno=-1 if empty else one.first_seqno,
                     last_seqno=-1 if empty else one.last_seqno,
                     bytes=one.bytes,
-                    modified_ms=disk.modified_ms(f"{self.path}/{one.name}"),
+                    modified_ms=self.reader.modified_ms(one.name),
                 )
             )
         return out
@@ -254,7 +253,8 @@ def _record_lines(
             yield header_line(header, style.zone, write_set_text(header.write_set, header.tables or ()))
             return
         case ShownForm.HEADERS_JSON:
-            yield header_json(header, style.zone, h, write_set_text(header.write_set, header.tables or ()))
+            comments = write_set_text(header.write_set, header.tables or ())
+            yield header_json(header, style.zone, h, comments, header.gtid)
             return
     assert payload is not None
     match form:

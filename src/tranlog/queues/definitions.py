@@ -1,4 +1,4 @@
-"""What a store has by name: queues, exchanges, bindings; and where a message goes by them.
+"""What a store has by name: queues, exchanges, bindings, producers; and where a message goes by them.
 
 Owns the calls that change the catalogue, and the order of catalogue and log: a queue is there before the first record
 that names it, and gone before the first record that takes a message off it for that.
@@ -14,6 +14,8 @@ import msgspec
 
 from tranlog.errors import DeclaredOtherwiseError, UnknownQueueError
 from tranlog.queues.core import StoreCore
+from tranlog.queues.rules.containers import Need
+from tranlog.queues.rules.records import PART_FORGOTTEN, POSITION_BYTES_MOST, WHOLE, NamedPosition, ProducerStep
 from tranlog.queues.rules.routing import Router, check_arguments, check_exchange
 
 
@@ -142,6 +144,21 @@ class StoreDefinitions:
                 queue.name: (len(self._core.row(queue.id)), held.get(queue.id, 0))
                 for queue in self._catalogue.queues.values()
             }
+
+    def producers(self) -> dict[str, int]:
+        """Return by name of those that publish once the number up to which their messages are here."""
+        with self._journal.lock:
+            return {name.decode(): one.number for name, one in self._core.state.positions.items()}
+
+    def forget_producer(self, name: str) -> None:
+        """Forget a producer: its numbers begin anew. Durable. Raises UnknownQueueError."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            if name.encode() not in self._core.state.positions:
+                raise UnknownQueueError(what=f"producer {name!r}")
+            self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
+        self.sync()
 
 
 def _encoded(arguments: Mapping[str, object] | None) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import DeclaredOtherwiseError, TransactionStateError, UnknownQueueError
+from tranlog.errors import DeclaredOtherwiseError, TransactionStateError
 from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
@@ -29,14 +29,10 @@ from tranlog.queues.opening import Connect, OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
-from tranlog.queues.rules.containers import Need
 from tranlog.queues.rules.records import (
     ACKED,
-    PART_FORGOTTEN,
-    POSITION_BYTES_MOST,
     PRODUCER_BYTES_MOST,
     REJECTED,
-    WHOLE,
     NamedPosition,
     ProducerStep,
 )
@@ -295,21 +291,6 @@ class MessageStore(StoreDefinitions):
         message = self._publishing.publish(content, queues, length, header, expires_at, priority, once)
         self.sync()
         return None if message is None else message.id
-
-    def producers(self) -> dict[str, int]:
-        """Return by name of those that publish once the number up to which their messages are here."""
-        with self._journal.lock:
-            return {name.decode(): one.number for name, one in self._core.state.positions.items()}
-
-    def forget_producer(self, name: str) -> None:
-        """Forget a producer: its numbers begin anew. Durable. Raises UnknownQueueError."""
-        with self._journal.lock, self._journal:
-            self._journal.check_open()
-            if name.encode() not in self._core.state.positions:
-                raise UnknownQueueError(what=f"producer {name!r}")
-            self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
-            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
-        self.sync()
 
     def transaction(self) -> StoreTransaction:
         """Begin a transaction of this store."""

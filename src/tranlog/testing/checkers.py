@@ -32,6 +32,7 @@ class Checkers:
         self.truth: dict[int, Gtid] = {}
         self.truth_in: dict[int, int] = {}
         self.digests: dict[Gtid, int] = {}
+        self.hashes: dict[Gtid, int] = {}
         self.acknowledged: dict[int, Gtid] = {}
         self.gone: set[Gtid] = set()
         self._committed: dict[NodeId, Gtid] = {}
@@ -105,7 +106,8 @@ class Checkers:
                 raise Violation(f"14: {node}, primary of epoch {epoch}, lacks {gtid}, which was {word}")
 
     def appended(self, one: SimNode) -> None:
-        """Inv 2, 3, 5, 7, 34: rising GTIDs, dense; a no-op first in each epoch; equal bytes by GTID on all nodes."""
+        """Inv 2, 3, 5, 6, 7, 34: rising GTIDs, dense; a no-op first in each epoch; equal bytes and
+        the same running hash by GTID on all nodes, however they came to them."""
         picture, log = one.picture, one.open_log
         if not picture.rows:
             picture.first = log.first
@@ -118,6 +120,8 @@ class Checkers:
                 raise Violation(f"8: {one.node} shows {picture.last}, and {place.allocation.gtid} is not complete")
         if picture.last != log.last or (picture.rows and log.gtid(picture.first) != picture.rows[0].gtid):
             raise Violation(f"7: the log of {one.node} is said to end at {log.last}, and {picture.last} is read")
+        if picture.rows and self.hashes.setdefault(log.last, log.h(log.last.seqno)) != log.h(log.last.seqno):
+            raise Violation(f"6: {one.node} has another running hash up to {log.last} than elsewhere, or than before")
 
     def _came(self, one: SimNode, row: Row) -> None:
         picture, gtid, node = one.picture, row.gtid, one.node

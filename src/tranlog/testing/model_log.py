@@ -14,7 +14,7 @@ import msgspec
 
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.records.spill import RawChunk
-from tranlog.replication.rules.effects import Outgoing
+from tranlog.replication.rules.effects import Outgoing, Rest
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.replication.rules.syncup import Saved, rollback_id, saved_rows
 
@@ -101,7 +101,7 @@ class ModelLog:
         """Whether a text behind that seqno begins with DDL."""
         return any([entry.text.startswith("DDL") for entry in self.entries[after + 1 - self.begin :]])
 
-    def outgoing(self, after: int, up_to: int, limit: int) -> Outgoing:
+    def outgoing(self, after: int, up_to: int, limit: int, rest: Rest | None = None) -> Outgoing:
         """Return whole records after a seqno."""
         taken: list[ModelEntry] = []
         size = 0

@@ -16,7 +16,7 @@ from tranlog.ids import Gtid
 from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor
 from tranlog.replication.rules.core import Core
-from tranlog.replication.rules.packets import STATE_NAMES
+from tranlog.replication.rules.packets import RAW_BYTES, STATE_NAMES
 from tranlog.testing.cluster import Cluster
 from tranlog.testing.sim_group import HeldPlace
 from tranlog.testing.sim_node import GROUP, SMALL, SimNode
@@ -67,10 +67,15 @@ class Story:
         return core
 
     def _do_nodes(self, plain: list[str], options: dict[str, str]) -> list[str]:
-        """Make the group: NAME, or NAME:KIND[,KIND]. Kinds: witness, hidden, votes0, delayMS, priorityN."""
+        """Make the group: NAME, or NAME:KIND[,KIND]. Kinds: witness, hidden, votes0, delayMS, priorityN.
+
+        `part_bytes`: a transaction goes out in parts of so many bytes.
+        """
         members = tuple([_member(word) for word in plain])
         config = GroupConfig(group=GROUP, id=ConfigId(0, 1), members=members, w="majority")
-        self.cluster = Cluster(1, config=msgspec.structs.replace(config, **_settings(options)), options=SHORT)
+        part_bytes = int(options.pop("part_bytes", RAW_BYTES))
+        config = msgspec.structs.replace(config, **_settings(options))
+        self.cluster = Cluster(1, config=config, options=SHORT, part_bytes=part_bytes)
         self.cluster.over_the_wire = self.cluster.may_be_fatal = True
         return []
 

@@ -57,7 +57,7 @@ from tranlog.replication.rules.packets import (
 from tranlog.testing.checkers import Checkers
 from tranlog.testing.disk import PowerCut
 from tranlog.testing.network import Agenda, SimClock, SimNetwork
-from tranlog.testing.sim_node import GROUP, SMALL, SimNode
+from tranlog.testing.sim_node import GROUP, PART_BYTES, SMALL, SimNode
 
 TICK_MS = 50
 TRACE_STEPS = 30
@@ -87,7 +87,13 @@ class SimGroup:
     """Nodes on a network, from one seed. The clock of everything is `agenda.now`, ms."""
 
     def __init__(
-        self, seed: int, *, config: GroupConfig | None = None, skew: int = 0, options: LogOptions = SMALL
+        self,
+        seed: int,
+        *,
+        config: GroupConfig | None = None,
+        skew: int = 0,
+        options: LogOptions = SMALL,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -102,6 +108,7 @@ class SimGroup:
         self.crash_rate = 0.0
         self.may_be_fatal = False
         self.log_options = options
+        self.part_bytes = part_bytes
         self.sync_ms: Callable[[], int] | None = None
         self.slow_sync_ms = 20
         self.over_the_wire = self.rng.random() < 0.1
@@ -116,7 +123,7 @@ class SimGroup:
     def add(self, node: NodeId, config: GroupConfig | None) -> None:
         """Start a new node with an empty log."""
         clock = SimClock(self.agenda, pace=self.rng.uniform(0.95, 1.05), wrong_by_ms=self._skew)
-        one = self.nodes[node] = SimNode(node, config, clock, self.log_options)
+        one = self.nodes[node] = SimNode(node, config, clock, self.log_options, self.part_bytes)
         one.disk.sync_ms = self.sync_ms
         self.checkers.persisted(one.stored)
         self.start(node)

@@ -45,6 +45,8 @@ SMALL = LogOptions(
     index_flush_s=None,
 )
 """A log whose segments end and whose transactions spill all the time, and that starts no thread."""
+PART_BYTES = 300
+"""A transaction that does not spill goes out in parts of so many bytes."""
 
 
 class LogClock:
@@ -130,8 +132,16 @@ def transaction_of(text: str, source: str) -> Fragment:
 class SimNode:
     """One node: what survives it, and its core while it runs."""
 
-    def __init__(self, node: NodeId, config: GroupConfig | None, clock: SimClock, options: LogOptions = SMALL) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        config: GroupConfig | None,
+        clock: SimClock,
+        options: LogOptions = SMALL,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
         self.node = node
+        self.part_bytes = part_bytes
         self.clock = clock
         self.options = options
         self.disk = SimDisk()
@@ -187,9 +197,11 @@ class SimNode:
 
     def _follow(self) -> NodeLog:
         clock = LogClock(self.clock)
-        return NodeLog.follow(
+        log = NodeLog.follow(
             PATH, source_id=self.node, history=HISTORY, options=self.options, disk=self.disk, clock=clock
         )
+        log.part_bytes = self.part_bytes
+        return log
 
     def store(self, stored: Stored) -> None:
         """Make a vote or a configuration durable."""
@@ -244,10 +256,12 @@ class SimNode:
 
 def outgoing(log: NodeLog, after: int, up_to: int) -> Iterator[Put | PutChunk]:
     """Yield what a follower would be sent."""
+    part, rest = 0, None
     while after < up_to:
-        out = log.outgoing(after, up_to, 1 << 20)
+        out = log.outgoing(after, up_to, 1 << 20, rest)
         if out.chunks is not None:
             for chunk in out.chunks(0):
-                yield PutChunk(chunk)
-        yield Put(out.raw)
-        after = out.last.seqno
+                yield PutChunk(chunk, 0, len(chunk.raw))
+        yield Put(out.raw, part, out.rest is None)
+        part, rest = (0, None) if out.rest is None else (part + 1, out.rest)
+        after = out.last.seqno if rest is None else after

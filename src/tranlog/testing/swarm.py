@@ -177,7 +177,8 @@ class Swarm:
             w = rng.choice((0, 1, 1, 2, MAJORITY, MAJORITY, MAJORITY))
             parts = 0 if rng.random() < 0.95 else 3
             timeout = rng.choice((300, 3000) if w == 2 else (0, 300, 3000))
-            cluster.write(node, text, w, timeout, parts=parts)
+            # Every other one of several fragments is too small to spill, and goes to the followers in parts.
+            cluster.write(node, text, w, timeout, parts=parts, part_bytes=600 if self._made % 2 else 200)
 
     def _fill(self, place: HeldPlace) -> None:
         self.cluster.fill(place)

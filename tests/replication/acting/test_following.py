@@ -108,7 +108,7 @@ def test_chunks_come_before_their_transaction_ends_and_go_with_it() -> None:
         for _ in range(4):
             one.add(make_fragment("large", b"y" * 900, last=False))
     for chunk in source.open_chunks({}):
-        assert log.carry_out(PutChunk(chunk)) is LogChange.NOTHING
+        assert log.carry_out(PutChunk(chunk, 0, len(chunk.raw))) is LogChange.NOTHING
     assert log.open_spills() == source.open_spills() and len(log.open_spills()) == 2
     assert not list(source.open_chunks(source.open_spills()))
     (gone,) = source.open_spills().keys() - {chunk.oid for chunk in list(source.open_chunks({}))[:1]}
@@ -131,7 +131,7 @@ def test_what_cannot_be_put_is_asked_for_again() -> None:
     out = source.outgoing(0, 1, 1)
     assert out.chunks is not None and log.carry_out(Put(out.raw)) is LogChange.UNUSABLE and log.last == gtid(1, 0)
     first = next(out.chunks(0))
-    assert log.carry_out(PutChunk(RawChunk(first.oid, 1, 0, 3, b"abc"))) is LogChange.UNUSABLE
+    assert log.carry_out(PutChunk(RawChunk(first.oid, 1, 0, 3, b"abc"), 0, 3)) is LogChange.UNUSABLE
     bring(source, log)
     assert copied(source) == copied(log)
 

@@ -293,7 +293,7 @@ def garbled(node: NodeId, group: str) -> list[bytes]:
         pulse=Pulse(1, 1),
         echo=Pulse(),
     )
-    records = Records(number=1, after=NO_GTID, last=gtid, committed=gtid, epoch=1 << 50, raw=b"\xff" * 1000)
+    records = Records(number=1, after=NO_GTID, last=gtid, committed=gtid, epoch=1 << 50, part=0, raw=b"\xff" * 1000)
     return [
         b"",
         b"GET / HTTP/1.0\r\n\r\n",

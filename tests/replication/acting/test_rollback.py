@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from fix_effort import Effort
 from fix_group import gtid
-from fix_log import PATH, append_large, make_fragment
+from fix_log import HISTORY, PATH, append_large, make_fragment
 from fix_replicated import bring, copied, follow, ops_of
 from tranlog.change import Fragment, Payload, Statement
 from tranlog.errors import DiskFailedError, DiskFullError
 from tranlog.ids import Gtid, Seqno
+from tranlog.log.options import LogOptions
 from tranlog.log.upkeep.verify import verify
 from tranlog.payload import decode, encode
 from tranlog.replication.acting.following import LogChange, NodeLog
@@ -95,6 +98,32 @@ def test_what_goes_is_saved_newest_first() -> None:
     reign(log, 6, "g")
     roll_back(log, gtid(1, 1))
     assert {row[0] for row in told(disk)} == {0}, "all discarded: rid begins at 0"
+
+
+@pytest.mark.long
+def test_a_million_operations_go(tmp_path: Path) -> None:
+    """conformance/tokumx.md D, rollback4.js: no limit of size; each is there once, the newest first."""
+    path = str(tmp_path / "log")
+    log = NodeLog.follow(path, source_id="db1", history=HISTORY, options=LogOptions(spill_above=500_000))
+    log.carry_out(BeginReign(1))
+    changes = tuple([Statement(schema="s", sql=str(at), ddl=False) for at in range(1_000)])
+    raw = encode(Payload(changes=changes))
+    for _ in range(20):  # transactions of 50,000, which spill
+        append_large(log.log, "large", [raw] * 50)
+    log.sync()
+    log.carry_out(EndReign())
+    roll_back(log, gtid(1, 0))
+    assert log.last == gtid(1, 0)
+    log.close()
+    with (tmp_path / "log" / "rollback" / "0").open("rb") as file:
+        next(file)
+        for seq, line in enumerate(file):
+            if seq % 999 == 0 or seq == 999_999:
+                row = msgspec.json.decode(line, type=Saved)
+                assert isinstance(row.op, dict)
+                assert (row.seq, row.op["statement"]) == (seq, str((999_999 - seq) % 1_000))
+    assert seq == 999_999
+    assert verify(path).problems == ()
 
 
 def test_large_transactions_are_saved_whole() -> None:

@@ -183,7 +183,7 @@ def test_nothing_is_kept_for_who_does_not_read() -> None:
             line.writer.write(encode(ACK))
             await line.taker.count(1)
             records = Records(
-                number=1, after=gtid(1, 1), last=gtid(1, 2), committed=gtid(1, 1), epoch=1, raw=bytes(1_000_000)
+                number=1, after=gtid(1, 1), last=gtid(1, 2), committed=gtid(1, 1), epoch=1, part=0, raw=bytes(1_000_000)
             )
             sent = 0
             while line.taker.wires[0].send(records):

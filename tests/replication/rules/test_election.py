@@ -388,6 +388,9 @@ def test_records_follow_only_a_source_of_no_older_epoch() -> None:
     node.core.mind.epoch = 4
     intake = node.core.intake
     node.get(
-        B, Records(number=intake.number, after=node.log.last, last=gtid(1, 1), committed=gtid(0, -1), epoch=3, raw=b"")
+        B,
+        Records(
+            number=intake.number, after=node.log.last, last=gtid(1, 1), committed=gtid(0, -1), epoch=3, part=0, raw=b""
+        ),
     )
     assert not intake.streaming

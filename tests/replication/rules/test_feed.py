@@ -7,7 +7,7 @@ import pytest
 from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, NodeId
-from tranlog.replication.rules.effects import KeepAlive, KeepFrom, Put, Restore, Send
+from tranlog.replication.rules.effects import DropParts, Effect, KeepAlive, KeepFrom, Put, Restore, Send
 from tranlog.replication.rules.feed import Candidate, Feeder, Intake, choose_source
 from tranlog.replication.rules.packets import (
     NO_GTID,
@@ -119,7 +119,7 @@ def test_what_was_lost_on_the_way_is_noticed() -> None:
         log = log_of(*[1] * 6)
         out = log.outgoing(after, after + 1, 1)
         return Records(
-            number=intake.number, after=gtid(1, after), last=out.last, committed=NO_GTID, epoch=1, raw=out.raw
+            number=intake.number, after=gtid(1, after), last=out.last, committed=NO_GTID, epoch=1, part=0, raw=out.raw
         )
 
     first = records(0)
@@ -133,6 +133,41 @@ def test_what_was_lost_on_the_way_is_noticed() -> None:
     intake.number -= 1
     node.get(B, records(1))
     assert node.log.last == gtid(1, 1)
+
+
+def test_a_part_that_was_lost_is_noticed_and_the_others_are_dropped() -> None:
+    """A transaction that comes in parts: each in its turn, once; when the line breaks none of them is kept."""
+    node = Alone(A, group(A, B), log_of(1))
+    node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 5))
+    node.wait(1)
+    intake = node.core.intake
+    intake.streaming = True
+
+    def part(number: int, last: int = 0) -> list[Effect]:
+        packet = Records(
+            number=intake.number,
+            after=gtid(1, 0),
+            last=gtid(1, last),
+            committed=NO_GTID,
+            epoch=1,
+            part=number,
+            raw=b"piece",
+        )
+        node.core.step(B, packet, node.now)
+        return node.core.ready()
+
+    assert part(0) == [Put(b"piece", 0, whole=False)]
+    assert part(0) == [] and intake.streaming  # twice
+    assert part(1) == [Put(b"piece", 1, whole=False)]
+    assert [type(one) for one in part(3)] == [Send, DropParts]
+    assert node.core.intake.part == 0 and not node.core.intake.streaming
+    intake.streaming = True
+    assert part(0) == [Put(b"piece", 0, whole=False)]
+    assert part(1, last=1) == [Put(b"piece", 1, whole=True)] and intake.part == 0
+    part(0)
+    node.core.sync_from(C)
+    node.core.tick(node.now + 1, 0, 0)
+    assert DropParts() in node.core.ready()
 
 
 def test_a_stream_that_stands_still_is_begun_again() -> None:
@@ -258,5 +293,5 @@ def test_bytes_are_passed_on_as_they_came() -> None:
     node = Alone(A, group(A, B))
     node.core.intake.streaming = True
     node.core.intake.source = B
-    node.get(B, Records(number=0, after=NO_GTID, last=gtid(2, 2), committed=NO_GTID, epoch=2, raw=raw))
+    node.get(B, Records(number=0, after=NO_GTID, last=gtid(2, 2), committed=NO_GTID, epoch=2, part=0, raw=raw))
     assert Put(raw) in node.done

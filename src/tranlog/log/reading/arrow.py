@@ -26,6 +26,9 @@ only what these cannot say exactly as `row_text` says it goes through Python, on
 | changes | how many |
 | payload | its content's bytes; null where it has several fragments |
 
+Of either, where it is asked for by name: `gtid_bytes`, the GTID's 16 bytes, whose order is that of the GTIDs, and
+`gtid_base64`, the base64 of these.
+
 Source: docs/performance.md.
 """
 
@@ -34,6 +37,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +84,8 @@ TRANSACTION_COLUMNS: Final = (
     *("tables", "fragments", "bytes", "changes", "metadata", "payload"),
 )
 COLUMNS: Final = {Unit.CHANGE: CHANGE_COLUMNS, Unit.TRANSACTION: TRANSACTION_COLUMNS}
+"""Those of a batch for which none are named."""
+KNOWN_COLUMNS: Final = {unit: (*columns, "gtid_bytes", "gtid_base64") for unit, columns in COLUMNS.items()}
 _KINDS: Final = ("noop", "insert", "delete", "update", "statement")
 _OPS: Final = (None, "I", "D", "U", None)
 _IMAGES: Final = frozenset(("key", "before", "after"))
@@ -110,7 +116,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def batch_schema(columns: Sequence[str] | None = None, *, unit: Unit = Unit.CHANGE) -> Schema:
     """Return the schema of batches with these columns, all when None. Raises ConfigError, LibraryMissingError."""
     pa, _ = _pyarrow()
-    known = COLUMNS[unit]
+    known = KNOWN_COLUMNS[unit]
     label = pa.dictionary(pa.int32(), pa.string())
     types = {
         **dict.fromkeys(("epoch", "seqno", "bytes", "changes"), pa.int64()),
@@ -120,9 +126,9 @@ def batch_schema(columns: Sequence[str] | None = None, *, unit: Unit = Unit.CHAN
         "commit_time": pa.timestamp("ms", tz="UTC"),
         "metadata": pa.map_(pa.string(), pa.string()),
         "tables": pa.list_(pa.string()),
-        "payload": pa.binary(),
+        **dict.fromkeys(("payload", "gtid_bytes"), pa.binary()),
     }
-    wanted = known if columns is None else tuple(columns)
+    wanted = COLUMNS[unit] if columns is None else tuple(columns)
     for column in wanted:
         if column not in known:
             why = f"one row per {unit} has the columns {', '.join(known)}"
@@ -275,6 +281,12 @@ class _Gather:
                     return pc.binary_join_element_wise(f"GTID({epochs[0]}, ", seqno, ")", "")
                 epoch = self.number(epochs, pa.int64()).cast(pa.string())
                 return pc.binary_join_element_wise("GTID(", epoch, ", ", seqno, ")", "")
+            case "gtid_bytes" | "gtid_base64":
+                raw = self._gtids()
+                if name == "gtid_bytes":
+                    places = pa.py_buffer(array("i", range(0, 16 * self.count + 1, 16)))
+                    return pa.Array.from_buffers(pa.binary(), self.count, [None, places, pa.py_buffer(raw)])
+                return pa.array([b64encode(raw[at : at + 16]).decode() for at in range(0, len(raw), 16)], pa.string())
             case "h":
                 hashes = array("q", self.hashes)
                 if sys.byteorder == "little":
@@ -299,6 +311,14 @@ class _Gather:
                 return self.text(pc.binary_slice(self.piece(1), 0, -1))
             case _:
                 return None
+
+    def _gtids(self) -> bytes:
+        """Return 16 bytes for each record, as `Gtid.to_bytes`."""
+        pairs = array("q", bytes(16 * self.count))
+        pairs[::2], pairs[1::2] = self.numbers(0, _EPOCH, "q"), self.numbers(0, _SEQNO, "q")
+        if sys.byteorder == "little":
+            pairs.byteswap()
+        return pairs.tobytes()
 
     def metadata(self, numbers: array[int], known: Iterable[bytes]) -> Array:
         """Return the column of metadata, given its number for each record."""
@@ -664,4 +684,14 @@ def _shown(sql: bytes) -> str:
     return sql.decode(errors="replace")
 
 
-__all__ = ["ALL", "BATCH_BYTES", "BATCH_ROWS", "COLUMNS", "Selection", "Unit", "batch_schema", "read_batches"]
+__all__ = [
+    "ALL",
+    "BATCH_BYTES",
+    "BATCH_ROWS",
+    "COLUMNS",
+    "KNOWN_COLUMNS",
+    "Selection",
+    "Unit",
+    "batch_schema",
+    "read_batches",
+]

@@ -251,12 +251,14 @@ class StoredTransaction:
 class Stretch(NamedTuple):
     """Records as bytes: whole transactions up to seqno `last`, or one fragment of it.
 
-    `spilled`: the one record refers to this transaction, whose chunks come before it.
+    `spilled`: the one record refers to this transaction, whose chunks come before it. `large`: this transaction is too
+    large to come as bytes, which are empty here.
     """
 
     last: Seqno
     raw: bytes
     spilled: StoredTransaction | None
+    large: StoredTransaction | None = None
 
     def chunks(self) -> Iterator[RawChunk]:
         """Yield what `Log.put_chunk` takes before `Log.append_raw` takes the records. Raises as `next`."""
@@ -457,26 +459,29 @@ class Cursor(Closing):
                     break
                 yield one
 
-    def stretches(self, *, until: Seqno | None = None) -> Iterator[Stretch]:
+    def stretches(self, *, until: Seqno | None = None, most: int = SEQNO_MAX) -> Iterator[Stretch]:
         """Yield records that stand side by side, as bytes; what `Log.append_raw` takes.
 
+        A transaction whose records have more than `most` bytes, a window's or more, comes without them.
         Checksums are verified. Ends after `until`, and without waiting where there is nothing more now. Moves on by
         stretches. Raises as `next`.
         """
-        for window, places, seqno, spilled in self._blocks(referring=True, until=until):
+        for window, places, seqno, alone in self._blocks(referring=True, until=until, most=most):
             if self._overtaken():
                 self._next = seqno
                 self._heed()
             else:
                 last = Seqno(seqno + len(places) - 2)
-                yield Stretch(last, window[places[0] : places[-1]], spilled)
+                spilled = alone if alone is not None and alone.header.spilled else None
+                yield Stretch(last, window[places[0] : places[-1]], spilled, None if spilled is alone else alone)
 
     def _blocks(
-        self, *, referring: bool = False, until: Seqno | None = None
+        self, *, referring: bool = False, until: Seqno | None = None, most: int = SEQNO_MAX
     ) -> Iterator[tuple[bytes, list[int], Seqno, StoredTransaction | None]]:
         """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno.
 
         `referring`: a spilled transaction is the record that refers to it, and comes with that; else its fragments.
+        One of more than `most` bytes comes without these.
         """
         upto = SEQNO_MAX if until is None else until
         while self._next <= upto:
@@ -496,6 +501,9 @@ class Cursor(Closing):
                 return
             transaction = self.current()
             spilled = transaction if referring and transaction.header.spilled else None
+            if not transaction.header.spilled and transaction.size_bytes > most:
+                yield b"", [0, 0], transaction.header.seqno, transaction
+                continue
             for raw in self._raw_of(transaction, referring=referring):
                 yield raw, [0, len(raw)], transaction.header.seqno, spilled
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
@@ -116,30 +117,33 @@ class LogReader(Closing):
 
         Raises LogMissingError, LogUnreadableError, LogCodecError, CorruptRecordError.
         """
-        reader = cls(
+        return cls(
             directory_of(path),
             disk=disk,
             clock=clock,
             checksum=checksum,
-        )
+        )._begin()
+
+    def _begin(self) -> Self:
+        """Look at the log for the first time. Raises as `open`."""
         try:
-            reader._limit_marks(reader._positions.read())
-            reader._segments.refresh()
-            if not reader._segments.row():
-                raise LogMissingError(path=reader.path, why="its first segment has no header yet")
-            found = reader.range()
+            self._limit_marks(self._positions.read())
+            self._segments.refresh()
+            if not self._segments.row():
+                raise LogMissingError(path=self.path, why="its first segment has no header yet")
+            found = self.range()
         except BaseException:
-            reader.close()
+            self.close()
             raise
         logger.info(
             "Opened for reading. path=%s segments=%d last_seqno=%d checksum=%s end=%s",
-            reader.path,
-            len(reader._segments.row()),
+            self.path,
+            len(self._segments.row()),
             found.last_seqno,
-            checksum,
+            self._checksum,
             "scanned" if found.scanned else "published",
         )
-        return reader
+        return self
 
     @property
     def history(self) -> bytes:
@@ -374,6 +378,11 @@ class LogReader(Closing):
         ends = self._ends_before_holes()
         stats = self._segments.stats(max(found.last_seqno, self._segments.row()[-1][1]))
         return [replace(one, last_seqno=ends.get(one.number, one.last_seqno)) for one in stats]
+
+    def modified_ms(self, name: str) -> int:
+        """Return when a segment's file was written last, ms since 1970. Raises LogUnreadableError."""
+        with reading(join(self.path, name)):
+            return self._disk.modified_ms(join(self.path, name))
 
     def _ends_before_holes(self) -> dict[int, Seqno]:
         """Return where each segment ends that the next one is missing after; no later header tells it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.records.format import (
+    RECORD_START,
     SEQNO_MAX,
     TRAILER,
     BadChecksum,
@@ -81,6 +82,20 @@ def walk_raw(raw: bytes, last: Gtid, fragno: int = 0) -> list[RawRun] | RawFault
         at, epoch = at + found.record_length, found.epoch
         seqno, fragno = (seqno + 1, 0) if found.last_frag else (seqno, fragno + 1)
     return runs
+
+
+def whole_records(raw: bytes | bytearray) -> int:
+    """Return where the last whole record in `raw` ends, by the lengths alone; 0 where there is none."""
+    view = memoryview(raw)
+    end = 0
+    while len(view) - end >= RECORD_START.size:
+        length = RECORD_START.unpack_from(view, end)[0]
+        if length < RECORD_START.size:
+            return len(view)  # no record: whoever takes them says so
+        if length > len(view) - end:
+            break
+        end += length
+    return end
 
 
 def _contradiction(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn_segment
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn_segment
 from tranlog.log.files.hashing import hash_up_to
 from tranlog.log.files.positions import NO_LSN, KeptHold
 from tranlog.log.files.segment import SegmentReader
@@ -19,6 +19,7 @@ from tranlog.log.files.spilled import SpillFault, SpillReader, SpillStat
 from tranlog.log.options import LogStatus
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
+from tranlog.log.reading.parts import RecordsPart, read_part
 from tranlog.log.reading.reader import LogRange
 from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, SyncRecord
 from tranlog.log.records.running_hash import unsigned
@@ -190,6 +191,10 @@ class LogView:
                     if isinstance(found, SpillFault):
                         break
                     yield found
+
+    def part(self, seqno: Seqno, record: Lsn, offset: int, limit: int) -> RecordsPart:
+        """Return some of a visible transaction's bytes, see `read_part`."""
+        return read_part(self._end.segments, seqno, record, offset, limit, checksum=self._end.options.checksum)
 
     def last_event_id(self) -> str | None:
         """Return the event id that a source resumes after; None in a log that never captured anything.

@@ -28,8 +28,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tranlog.errors import ConfigError
-from tranlog.log.reading.arrow import COLUMNS, Selection
-from tranlog.log.reading.reader import LogReader
+from tranlog.log.reading.arrow import KNOWN_COLUMNS, Selection
 from tranlog.pipeline.datasource.datasource_options import QueryOptions, narrowed, parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
@@ -66,9 +65,11 @@ class ThlDataSource(DataSource):
         """Return the options, with the columns that a `.schema(...)` names."""
         options = parse_options(self.options)
         for field in schema.fields:
-            wanted = spark_schema([field.name]).fields[0].dataType if field.name in COLUMNS[options.unit] else None
+            wanted = (
+                spark_schema([field.name]).fields[0].dataType if field.name in KNOWN_COLUMNS[options.unit] else None
+            )
             if wanted is None:
-                why = f"one row per {options.unit} has the columns {', '.join(COLUMNS[options.unit])}"
+                why = f"one row per {options.unit} has the columns {', '.join(KNOWN_COLUMNS[options.unit])}"
                 raise ConfigError(option="schema", value=field.name, why=why)
             if field.dataType != wanted:
                 why = f"{field.name} is {wanted.simpleString()} here; cast it in the query"
@@ -85,7 +86,7 @@ class ThlReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Cut what the log holds now into ranges. Raises as `open`; ConfigError, NotInLogError, PurgedError."""
         options = self.options
-        with LogReader.open(options.path) as reader:
+        with options.open() as reader:
             found = reader.range()
             low, high = options.start.first(reader, "start"), options.end.last(reader, "end")
             last = last_of(found, options)

@@ -6,7 +6,11 @@ when a query is planned or a stream begins, and are seqnos from then on.
 
 | option | what it says |
 |---|---|
-| path | the log's directory; the one thing that is needed |
+| path | the log's directory; this or `node` is needed |
+| node | `thl://HOST:PORT,HOST:PORT`, some nodes of a group: the log of one of them is read, up to what is committed |
+| readPreference, tags | which node: as `open_remote`; tags as a JSON list of objects, the first that fits |
+| consistency, consistencyTimeout | how far the node must be, and seconds to wait for it: as `open_remote` |
+| tlsCa, tlsCertificate, tlsKey | PEM files, of each machine that reads: beyond loopback |
 | startSeqno, startGtid, startTime, startEvent | the first transaction to read, one way to say it; default: the first |
 | endSeqno, endGtid, endTime, endEvent | the last one to read, one way to say it; default: the last |
 | upto | `committed` (default) or `visible` |
@@ -28,11 +32,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import msgspec
+
 from tranlog.errors import ConfigError, NotInLogError, PurgedError
-from tranlog.ids import Gtid
-from tranlog.log.reading.arrow import ALL, COLUMNS, Selection, Unit
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.reading.arrow import ALL, COLUMNS, KNOWN_COLUMNS, Selection, Unit
 from tranlog.log.reading.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
 from tranlog.log.reading.reader import LogReader
+from tranlog.replication.acting.client import addresses_of
+from tranlog.replication.acting.remote_log import CONSISTENT_S, RemoteLog, open_remote
+from tranlog.replication.rules.reading import parse_consistency, parse_preference
+from tranlog.tls import group_side
 
 T = TypeVar("T")
 _KINDS: Final = ("Seqno", "Gtid", "Time", "Event")
@@ -42,6 +52,7 @@ OPTIONS: Final = (
     *(f"end{kind}" for kind in _KINDS),
     *("upto", "unit", "columns", "shards", "schemas", "tables", "partitions", "pushFilters"),
     *("maxTransactionsPerTrigger", "maxBytesPerTrigger", "hold"),
+    *("node", "readPreference", "tags", "consistency", "consistencyTimeout", "tlsCa", "tlsCertificate", "tlsKey"),
 )
 
 
@@ -109,10 +120,37 @@ def check_gtid(log: LogReader, gtid: Gtid, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueryOptions:
-    """The options of a query, checked. Units are in their names; None leaves a thing to the log."""
+class NodeWish:
+    """A group whose log is read at a node, and which node; as `open_remote`. `tls`: authority, certificate, key."""
 
-    path: str
+    url: str
+    prefer: str = "nearest"
+    tags: tuple[Mapping[str, str], ...] = ({},)
+    consistency: str = "none"
+    timeout_s: float = CONSISTENT_S
+    tls: tuple[str, str, str | None] | None = None
+
+    def open(self) -> RemoteLog:
+        """Open the log of such a node. Raises as `open_remote`."""
+        return open_remote(
+            self.url,
+            prefer=self.prefer,
+            tags=self.tags,
+            consistency=self.consistency,
+            timeout=self.timeout_s,
+            tls=None if self.tls is None else group_side(*self.tls),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """The options of a query, checked. Units are in their names; None leaves a thing to the log.
+
+    Either `path` or `node` says whose log it is.
+    """
+
+    path: str = ""
+    node: NodeWish | None = None
     start: Bound = Bound()
     end: Bound = Bound()
     upto: str = "committed"
@@ -125,6 +163,15 @@ class QueryOptions:
     max_bytes: int | None = None
     hold: str | None = None
 
+    def open(self) -> LogReader:
+        """Open the log. Raises as `LogReader.open` and `open_remote`."""
+        return LogReader.open(self.path) if self.node is None else self.node.open()
+
+    def catch_up(self, reader: LogReader, seqno: Seqno) -> None:
+        """Wait for a node to hold what was seen at another one; what it still lacks then is not there."""
+        if isinstance(reader, RemoteLog) and self.node is not None:
+            reader.await_seqno(seqno, self.node.timeout_s)
+
 
 def parse_options(given: Mapping[str, str]) -> QueryOptions:
     """Read Spark's options, whose names may be in any case. Raises ConfigError."""
@@ -134,20 +181,27 @@ def parse_options(given: Mapping[str, str]) -> QueryOptions:
         if name.lower() not in known:
             raise ConfigError(option=name, value=None, why=f"thl has the options {', '.join(OPTIONS)}")
         options[known[name.lower()]] = value
-    path = options.get("path")
-    if not path:
-        raise ConfigError(option="path", value=path, why="the log's directory is needed")
+    path, node = options.get("path", ""), _node(options)
+    if bool(path) == (node is not None):
+        raise ConfigError(option="path", value=path, why="a log's directory is needed, or `node`, and not both")
+    upto = _choice(options, "upto", ("committed", "visible"))
+    for name, other in (("upto", upto == "visible"), ("hold", "hold" in options)):
+        if node is not None and other:
+            raise ConfigError(
+                option=name, value=options[name], why="stands without `node`: a node shows what is committed"
+            )
     unit = Unit(_choice(options, "unit", tuple(Unit)))
     columns = tuple(_words(options, "columns") or COLUMNS[unit])
     for column in columns:
-        if column not in COLUMNS[unit]:
-            why = f"one row per {unit} has the columns {', '.join(COLUMNS[unit])}"
+        if column not in KNOWN_COLUMNS[unit]:
+            why = f"one row per {unit} has the columns {', '.join(KNOWN_COLUMNS[unit])}"
             raise ConfigError(option="columns", value=column, why=why)
     return QueryOptions(
         path=path.removeprefix("file:"),
+        node=node,
         start=_bound(options, "start"),
         end=_bound(options, "end"),
-        upto=_choice(options, "upto", ("committed", "visible")),
+        upto=upto,
         unit=unit,
         columns=columns,
         selection=_selection(options),
@@ -157,6 +211,43 @@ def parse_options(given: Mapping[str, str]) -> QueryOptions:
         max_bytes=_number(options, "maxBytesPerTrigger", least=1),
         hold=options.get("hold"),
     )
+
+
+def _node(options: Mapping[str, str]) -> NodeWish | None:
+    """Return the options of a node; None where none is named. Raises ConfigError."""
+    url = options.get("node")
+    given = [name for name in OPTIONS[OPTIONS.index("node") + 1 :] if name in options]
+    if url is None:
+        if given:
+            raise ConfigError(option=given[0], value=options[given[0]], why="stands without `node`")
+        return None
+    addresses_of(url)
+    authority, certificate = options.get("tlsCa"), options.get("tlsCertificate")
+    if (authority is None) != (certificate is None):
+        raise ConfigError(option="tlsCa", value=authority, why="tlsCa and tlsCertificate go together")
+    tls = None
+    if authority is not None and certificate is not None:
+        tls = authority, certificate, options.get("tlsKey")
+    wish = NodeWish(
+        url=url,
+        prefer=parse_preference(options.get("readPreference", "nearest")).value,
+        tags=_tags(options),
+        consistency=options.get("consistency", "none"),
+        timeout_s=_number(options, "consistencyTimeout", least=1) or CONSISTENT_S,
+        tls=tls,
+    )
+    parse_consistency(wish.consistency)
+    return wish
+
+
+def _tags(options: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+    text = options.get("tags")
+    if text is None:
+        return ({},)
+    try:
+        return msgspec.json.decode(text, type=tuple[dict[str, str], ...])
+    except msgspec.DecodeError as exc:
+        raise ConfigError(option="tags", value=text, why=f'reads [{{"site": "x"}}, {{}}]: {exc}') from exc
 
 
 def narrowed(one: Selection, other: Selection) -> Selection:

@@ -40,7 +40,7 @@ _TYPES: Final[dict[str, DataType]] = {
     "commit_time": TimestampType(),
     "metadata": MapType(StringType(), StringType()),
     "tables": ArrayType(StringType()),
-    "payload": BinaryType(),
+    **dict.fromkeys(("payload", "gtid_bytes"), BinaryType()),
 }
 """The columns that are no text."""
 _MAX_PARTITIONS: Final = 10_000
@@ -89,9 +89,10 @@ def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordB
     # A batch without columns would not say how many rows it has.
     columns = options.columns or ("seqno",)
     committed_only = options.upto == "committed"
-    with LogReader.open(options.path) as reader, reader.cursor(committed_only=committed_only) as cursor:
+    high = Seqno(partition.high)
+    with options.open() as reader, reader.cursor(committed_only=committed_only) as cursor:
+        options.catch_up(reader, high)
         cursor.seek(Seqno(partition.low))
-        high = Seqno(partition.high)
         for batch in cursor.batches(
             unit=options.unit, columns=columns, selection=options.selection, until=high, wait=False
         ):

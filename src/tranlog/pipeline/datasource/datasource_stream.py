@@ -28,6 +28,7 @@ from tranlog.log.files.positions import hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.datasource.datasource_options import QueryOptions, check_gtid
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range
+from tranlog.replication.acting.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -157,6 +158,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         done, last = self._check(start), seqno_of(end)
         if last <= done:
             return []
+        self.options.catch_up(self._reader(), last)
         check_gtid(self._reader(), Gtid.parse(end["gtid"]), "this stream's checkpoint")
         return list(cut(self._reader(), done + 1, last, self.options.partitions))
 
@@ -184,6 +186,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return an offset's seqno, if what comes after it is what came after it then."""
         log = self._reader()
         done = seqno_of(offset)
+        self.options.catch_up(log, done)
         held = log.range()
         if done + 1 < held.first_seqno:
             raise PurgedError(seqno=Seqno(done + 1), first=held.first_seqno)
@@ -197,8 +200,10 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return done
 
     def _reader(self) -> LogReader:
+        if isinstance(self._log, RemoteLog) and self._log.lost:
+            self.stop()  # what another node has is under the same GTIDs
         if self._log is None:
-            self._log = LogReader.open(self.options.path)
+            self._log = self.options.open()
         return self._log
 
 

@@ -94,13 +94,13 @@ def scan_log(files: ContainerFiles, state: QueueState) -> LogScan:
     scan = LogScan(state=state)
     walking = True
     for number in files.in_use:
-        raw = memoryview(files.read(number))
+        raw = files.read(number)
         if walking:
             walking = scan.walk(number, raw)
             if not walking:
-                scan.behind(number, raw, scan.end_offset)
+                scan.behind(number, memoryview(raw), scan.end_offset)
         else:
-            scan.behind(number, raw, HEADER_BYTES)
+            scan.behind(number, memoryview(raw), HEADER_BYTES)
     scan.finish(files.in_use[-1])
     _refuse(files, scan.damage)
     return scan

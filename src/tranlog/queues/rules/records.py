@@ -299,7 +299,7 @@ def encode_published(
     expires_at: int,
     priority: int,
 ) -> tuple[bytes, ...]:
-    """Return the bytes of a publish to one queue, as `parse_published` reads them, in pieces.
+    """Return the bytes of a publish to one queue, as `parse_groups` reads them, in pieces.
 
     `content`: header and content; it is not copied.
     """
@@ -313,63 +313,83 @@ def encode_published(
 
 
 def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> tuple[bytes, ...]:
-    """Return the bytes of a Dequeue and the Delete of its message, as `parse_taken` reads them, in pieces."""
+    """Return the bytes of a Dequeue and the Delete of its message, as `parse_groups` reads them, in pieces."""
     dequeue = _DEQUEUE.pack(_DEQUEUE_BYTES, DEQUEUE, FIRST, epoch, place, message, queue_id, 0, reason)
     delete = HEAD.pack(OVERHEAD, DELETE, LAST, epoch, place + _DEQUEUE_BYTES, message)
     return dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))
 
 
-def parse_published(
-    raw: bytes, offset: int, number: int, epoch: int
-) -> tuple[int, int, Lsn, int, int, int, Lsn, int, int, int] | None:
-    """Read a group of a Start with all of its message and an Enqueue outside of transactions at once.
+def parse_groups(
+    raw: bytes, offset: int, number: int, epoch: int, found: dict[Lsn, tuple[int, ...]]
+) -> tuple[int, int, list[Lsn]]:
+    """Read a run of the two groups of which most of a log is, as `encode_published` and `encode_taken` write them.
 
-    Return the offset behind it, epoch, LSN, stored_at, header_length and total_length; LSN of the Enqueue, queue_id,
-    expires_at and priority. None for anything else, which `parse` tells apart. `raw` is all of a container.
+    Return the offset behind it, its epoch, and the messages that are gone. Those that come are put into `found`, by
+    LSN: stored_at, header_length, total_length, queue_id, LSN of the Enqueue, expires_at, priority; one that goes again
+    is taken out of it. The run ends in front of anything else, which `parse` tells apart. `raw` is all of a container,
+    `epoch` that of the record before.
     """
-    if len(raw) - offset < _PUBLISHED.size + _ENQUEUED.size:
-        return None
-    size, record_type, flags, its_epoch, place, undo_prev, kind, stored_at, header_length, total_length = (
-        _PUBLISHED.unpack_from(raw, offset)
-    )
-    at = offset + size
-    if size != _START_BYTES + total_length or total_length > SECTION_BYTES:
-        return None
-    end = at + _ENQUEUED.size - _CRC.size
-    if record_type != START or flags != FIRST or undo_prev or kind or its_epoch < epoch or end > len(raw):
-        return None
-    crc, size, record_type, flags, other_epoch, enqueued, message, queue_id, transaction, expires_at, priority, last = (
-        _ENQUEUED.unpack_from(raw, at - 4)
-    )
-    if size != end - at or record_type != ENQUEUE or flags != LAST or other_epoch != its_epoch or transaction:
-        return None
-    if place != number << 32 | offset or message != place or enqueued != number << 32 | at:
-        return None
-    if crc32(raw[offset : at - 4]) != crc or crc32(raw[at : end - 4]) != last:
-        return None
-    return end, its_epoch, place, stored_at, header_length, total_length, enqueued, queue_id, expires_at, priority
-
-
-def parse_taken(raw: bytes, offset: int, number: int, epoch: int) -> tuple[int, int, Lsn] | None:
-    """Read a group of a Dequeue outside of transactions and the Delete of its message at once; None for anything else.
-
-    Return the offset behind it, its epoch, the message. `raw` is all of a container.
-    """
-    if len(raw) - offset < _TAKEN.size:
-        return None
-    size, record_type, flags, its_epoch, place, message, _, transaction, _, crc, *delete, last_crc = _TAKEN.unpack_from(
-        raw, offset
-    )
-    if record_type != DEQUEUE or flags != FIRST or size != _DEQUEUE_BYTES or transaction:
-        return None
-    at, end = offset + size, offset + _TAKEN.size
-    if place != number << 32 | offset or its_epoch < epoch:
-        return None
-    if delete != [OVERHEAD, DELETE, LAST, its_epoch, number << 32 | at, message]:
-        return None
-    if crc32(raw[offset : at - 4]) != crc or crc32(raw[at : end - 4]) != last_crc:
-        return None
-    return end, its_epoch, message
+    gone: list[Lsn] = []
+    high, last = number << 32, len(raw) - _PUBLISHED.size - _ENQUEUED.size
+    view = memoryview(raw)  # a slice of it is no copy
+    while offset <= last:
+        record_type = raw[offset + 4]
+        if record_type == START:
+            size, _, flags, its_epoch, place, of, kind, stored_at, header_length, total = _PUBLISHED.unpack_from(
+                raw, offset
+            )
+            at = offset + size
+            end = at + _ENQUEUE_BYTES
+            if size != _START_BYTES + total or total > SECTION_BYTES or flags != FIRST or of or kind or end > len(raw):
+                break
+            crc, size, kind, flags, epoch_2, place_2, of, queue_id, transaction, expires_at, priority, crc_2 = (
+                _ENQUEUED.unpack_from(raw, at - 4)
+            )
+            if size != _ENQUEUE_BYTES or kind != ENQUEUE or of != place or transaction:
+                break
+        elif record_type == DEQUEUE:
+            (
+                size,
+                _,
+                flags,
+                its_epoch,
+                place,
+                message,
+                _,
+                transaction,
+                _,
+                crc,
+                size_2,
+                kind,
+                flags_2,
+                epoch_2,
+                place_2,
+                of,
+                crc_2,
+            ) = _TAKEN.unpack_from(raw, offset)
+            at, end = offset + _DEQUEUE_BYTES, offset + _TAKEN.size
+            if (
+                size != _DEQUEUE_BYTES
+                or size_2 != OVERHEAD
+                or kind != DELETE
+                or flags != FIRST
+                or of != message
+                or transaction
+            ):
+                break
+            flags = flags_2
+        else:
+            break
+        if place != high | offset or place_2 != high | at or flags != LAST or not epoch <= its_epoch == epoch_2:
+            break
+        if crc32(view[offset : at - 4]) != crc or crc32(raw[at : end - 4]) != crc_2:
+            break
+        if record_type == START:
+            found[place] = stored_at, header_length, total, queue_id, place_2, expires_at, priority
+        elif found.pop(message, None) is None:
+            gone.append(message)
+        offset, epoch = end, its_epoch
+    return offset, epoch, gone
 
 
 def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:
@@ -379,14 +399,15 @@ def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn
     """
     own = _CRC.pack(number)  # the high half of the LSN, which is the record's own place
     whole = bytes(raw)
-    at = whole.find(own, offset + 10)
+    stop = len(whole.rstrip(b"\0"))  # among zeros nothing is to be found, and finding that takes long
+    at = whole.find(own, offset + 10, stop)
     while at >= 0:
         start = at - 10
         if whole[start + 4] in PROOFS and _CRC.unpack(whole[at + 4 : at + 8].ljust(4, b"\0"))[0] == start:
             found = parse(raw, start, number, 0)
             if isinstance(found, QueueRecord):
                 yield found.lsn, Lsn(PROOF_BODY.unpack_from(found.body)[0])
-        at = whole.find(own, at + 1)
+        at = whole.find(own, at + 1, stop)
 
 
 def encode_position(name: bytes, position: NamedPosition) -> bytes:

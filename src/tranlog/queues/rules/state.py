@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from operator import itemgetter
 
 import msgspec
 
@@ -453,9 +452,11 @@ def positions_of(record: QueueRecord) -> dict[bytes, NamedPosition]:
 
 def in_order(messages: Iterable[Message]) -> dict[int, list[Message]]:
     """Return by queue what waits on it, in its order; nothing that a transaction is at."""
-    rows: dict[int, list[tuple[tuple[int, ...], Message]]] = {}
+    rows: dict[int, list[tuple[Lsn, Lsn, Message]]] = {}
     for message in messages:
         for place in message.places:
             if not (place.enqueuing or place.dequeuing):
-                rows.setdefault(place.queue_id, []).append(((place.visible, place.enqueued), message))
-    return {queue: [one for _, one in sorted(row, key=itemgetter(0))] for queue, row in rows.items()}
+                rows.setdefault(place.queue_id, []).append((place.visible, place.enqueued, message))
+    return {
+        queue: [one for _, _, one in sorted(row)] for queue, row in rows.items()
+    }  # no two are enqueued at one place

@@ -110,8 +110,8 @@ def _answer(told: CommitAnswer) -> Answer:
     return kind(gtid=gtid, written_to=told.written_to, waited_s=told.waited_ms / 1000, primary=told.primary)
 
 
-class _Connection(Greeting):
-    """A connection to one node. `node` is known after the handshake."""
+class Connection(Greeting):
+    """A connection to one node, for questions that are answered by their numbers. From `reach`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,6 +149,43 @@ class _Connection(Greeting):
         finally:
             self._waiting.pop(number, None)
 
+    async def close(self) -> None:
+        """End it."""
+        if self.wire is not None:
+            self.wire.cut()
+            await self.wire.gone.wait()
+
+    async def who(self) -> Primary | None:
+        """Ask who is primary; None where the connection ended before the answer."""
+        told = await self.ask(0, Who(number=0))
+        return told if isinstance(told, Primary) else None
+
+
+async def reach(address: str, *, name: str, own: NodeId, purpose: str, tls: ssl.SSLContext | None) -> Connection:
+    """Connect to the node at an address as a client. Raises OSError, HandshakeError, ConfigError."""
+    connection = Connection()
+    wire, hello = await greet(address, connection, tls)
+    connection.wire, connection.node = wire, hello.node
+    join = Join(
+        node=own,
+        node_name=name,
+        purpose=purpose,
+        versions=(PROTOCOL_VERSION,),
+        config=ConfigId(),
+        last=NO_GTID,
+        heartbeat_ms=1000,
+    )
+    await enter(wire, connection, join)
+    return connection
+
+
+def addresses_of(url: str) -> list[str]:
+    """Return the addresses in `thl://HOST:PORT,HOST:PORT`. Raises ConfigError for another text."""
+    addresses = [one for one in url.removeprefix(SCHEME).rstrip("/").split(",") if one]
+    if not url.startswith(SCHEME) or not addresses:
+        raise ConfigError(option="url", value=url, why="reads thl://HOST:PORT,HOST:PORT")
+    return addresses
+
 
 class AsyncGroup:
     """A group, for programs of asyncio. Any number of tasks may commit at once, and share the group's syncs."""
@@ -166,19 +203,16 @@ class AsyncGroup:
         """`url`: `thl://HOST:PORT,HOST:PORT`, some of the group's nodes. `via` says for a node's name at which address
         to reach it. Raises ConfigError for another url. Connects when it is asked something.
         """
-        addresses = [one for one in url.removeprefix(SCHEME).rstrip("/").split(",") if one]
-        if not url.startswith(SCHEME) or not addresses:
-            raise ConfigError(option="url", value=url, why="reads thl://HOST:PORT,HOST:PORT")
         self.url = url
         self._pack = pack
         self._name = name or "client"
         self._tls = tls
         self._via = via or {}
         self._find_s = find_s
-        self._addresses = addresses
+        self._addresses = addresses_of(url)
         self._numbers = itertools.count(1)
         self._id = NodeId(secrets.token_hex(8))
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._finding = asyncio.Lock()
 
     async def commit(
@@ -243,7 +277,7 @@ class AsyncGroup:
         """Look for the primary anew; who waits for an answer of the former one goes on waiting."""
         self._connection = None
 
-    async def _primary(self) -> _Connection:
+    async def _primary(self) -> Connection:
         """Return a connection to the primary. Raises NoPrimaryError."""
         async with self._finding:
             if self._connection is not None and self._connection.is_open:
@@ -261,11 +295,11 @@ class AsyncGroup:
                     raise NoPrimaryError(group=self.url, why="; ".join(troubles))
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _through(self, address: str, troubles: list[str]) -> _Connection | None:
+    async def _through(self, address: str, troubles: list[str]) -> Connection | None:
         """Return a connection to the primary that the node at an address names; None, and why, where it names none."""
         try:
             connection = await self._connect(address)
-            told = await self._who(connection)
+            told = await connection.who()
             if told is None or told.node == connection.node:
                 if told is not None:
                     return connection
@@ -273,14 +307,14 @@ class AsyncGroup:
                 return None
             assert connection.wire is not None
             connection.wire.cut()
-            for node, name, known in told.members:
-                known = self._via.get(name, known)
+            for member in told.config.members:
+                known = self._via.get(member.name, member.address)
                 if known not in self._addresses:
                     self._addresses.append(known)
-                if node == told.node:
+                if member.node == told.node:
                     primary = await self._connect(known)
-                    said = await self._who(primary)
-                    if said is not None and said.node == primary.node == node:
+                    said = await primary.who()
+                    if said is not None and said.node == primary.node == member.node:
                         return primary
                     if primary.wire is not None:
                         primary.wire.cut()
@@ -291,32 +325,13 @@ class AsyncGroup:
             troubles.append(f"{address}: {exc}")
         return None
 
-    async def _who(self, connection: _Connection) -> Primary | None:
-        number = next(self._numbers)
-        told = await connection.ask(number, Who(number=number))
-        return told if isinstance(told, Primary) else None
-
-    async def _connect(self, address: str) -> _Connection:
-        connection = _Connection()
-        wire, hello = await greet(address, connection, self._tls)
-        connection.wire, connection.node = wire, hello.node
-        join = Join(
-            node=self._id,
-            node_name=self._name,
-            purpose="commit",
-            versions=(PROTOCOL_VERSION,),
-            config=ConfigId(),
-            last=NO_GTID,
-            heartbeat_ms=1000,
-        )
-        await enter(wire, connection, join)
-        return connection
+    async def _connect(self, address: str) -> Connection:
+        return await reach(address, name=self._name, own=self._id, purpose="commit", tls=self._tls)
 
     async def close(self) -> None:
         """End the connection."""
-        if self._connection is not None and self._connection.wire is not None:
-            self._connection.wire.cut()
-            await self._connection.wire.gone.wait()
+        if self._connection is not None:
+            await self._connection.close()
             self._connection = None
 
     async def __aenter__(self) -> Self:
@@ -330,15 +345,40 @@ def _ms(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * 1000)
 
 
+class LoopThread:
+    """An event loop in a thread of its own, for programs that wait. Threads: any."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="group", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return what comes of work in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do the last work, and end the thread; a second time is harmless."""
+        if not self._loop.is_closed():
+            self.run(last())
+            self.close()
+
+    def close(self) -> None:
+        """End the thread; a second time is harmless."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
 class RemoteGroup(Closing):
     """A group, for other programs; as `AsyncGroup`. Threads: any number may commit at once."""
 
     def __init__(self, url: str, pack: Pack, **options: Any) -> None:
         """As `AsyncGroup`."""
-        self._loop = asyncio.new_event_loop()
         self._group = AsyncGroup(url, pack, **options)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="group", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
+        self._run = self._loop.run
 
     def commit(
         self,
@@ -365,11 +405,4 @@ class RemoteGroup(Closing):
 
     def close(self) -> None:
         """End the connection. A second time is harmless."""
-        if not self._loop.is_closed():
-            self._run(self._group.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        self._loop.end(self._group.close)

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
+
 from tranlog.change import Statement
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
@@ -29,6 +31,7 @@ from tranlog.log.files.commit_point import read_commit_point
 from tranlog.log.files.positions import drop_hold, hold, read_holds
 from tranlog.log.options import LogOptions
 from tranlog.log.records.spill import OID, RawChunk
+from tranlog.log.rules.raw_records import whole_records
 from tranlog.log.rules.rollback import FOLLOWERS
 from tranlog.log.writing.member import MemberLog
 from tranlog.replication.acting.rollback import empty_log, save
@@ -36,6 +39,7 @@ from tranlog.replication.rules.effects import (
     BeginReign,
     Committed,
     DropChunks,
+    DropParts,
     Effect,
     EndReign,
     KeepAlive,
@@ -43,9 +47,10 @@ from tranlog.replication.rules.effects import (
     Outgoing,
     Put,
     PutChunk,
+    Rest,
     RollBack,
 )
-from tranlog.replication.rules.packets import NO_GTID
+from tranlog.replication.rules.packets import NO_GTID, RAW_BYTES
 from tranlog.replication.rules.syncup import MARK, SAVE
 
 _KEPT_S: Final = 1.0
@@ -64,7 +69,7 @@ class LogChange(Enum):
     ROLLED_BACK = "rolled back"
 
 
-ToTheLog = BeginReign | EndReign | KeepAlive | Put | PutChunk | DropChunks | Committed | KeepFrom | RollBack
+ToTheLog = BeginReign | EndReign | KeepAlive | Put | DropParts | PutChunk | DropChunks | Committed | KeepFrom | RollBack
 """The effects that are a `NodeLog`'s to carry out."""
 
 
@@ -83,6 +88,9 @@ def open_member(path: str, given: Mapping[str, Any], *, start_after: Gtid | None
 class NodeLog:
     """A member's log, open. One thread at a time, which is the one that writes the log."""
 
+    part_bytes = RAW_BYTES
+    """A transaction of more bytes goes out in parts of so many."""
+
     def __init__(self, log: MemberLog, disk: Disk, clock: Clock, reopen: Mapping[str, Any]) -> None:
         """For `follow` only."""
         self.log = log
@@ -93,6 +101,8 @@ class NodeLog:
         self._went_back = 0  # marks of logs that were emptied
         self._before: tuple[list[tuple[Seqno, int]], Seqno] = ([], NO_SEQNO)
         self._referring: Outgoing | None = None
+        self._piece: bytearray | None = None  # of a record, of a transaction that comes in parts
+        self._chunks: dict[bytes, bytearray] = {}  # parts of chunks, by oid
         self._learn_anew()
         for one in read_holds(log.path, disk=log.disk):
             if one.name.startswith(FOLLOWERS[1]):
@@ -187,17 +197,22 @@ class NodeLog:
                     return True
         return False
 
-    def outgoing(self, after: int, up_to: int, limit: int) -> Outgoing:
-        """Return whole records after a seqno, at least one transaction's."""
+    def outgoing(self, after: int, up_to: int, limit: int, rest: Rest | None = None) -> Outgoing:
+        """Return whole records after a seqno, at least one transaction's, or a part of a large one's."""
+        if rest is not None:
+            return self._part(after + 1, rest)
         if self._referring is not None and self._referring.last.seqno == after + 1 <= up_to:
             return self._referring  # its chunks go out under credit, and are not looked for again each time
         parts: list[bytes] = []
         size, last = 0, after
         with self.log.cursor() as cursor:
             cursor.seek(Seqno(after + 1))
-            for stretch in cursor.stretches(until=Seqno(up_to)):
-                if parts and (stretch.spilled is not None or (last != stretch.last and size >= limit)):
+            for stretch in cursor.stretches(until=Seqno(up_to), most=self.part_bytes):
+                alone = stretch.spilled or stretch.large
+                if parts and (alone is not None or (last != stretch.last and size >= limit)):
                     break
+                if stretch.large is not None:
+                    return self._part(stretch.last, Rest(stretch.large.start, 0))
                 parts.append(stretch.raw)
                 size, last = size + len(stretch.raw), stretch.last
                 if stretch.spilled is not None:
@@ -205,6 +220,11 @@ class NodeLog:
                     out = self._referring = Outgoing(stretch.raw, self._gtid_at(last), spilled.oid, spilled.chunks)
                     return out
         return Outgoing(b"".join(parts), self._gtid_at(last))
+
+    def _part(self, seqno: int, rest: Rest) -> Outgoing:
+        part = self.log.part(Seqno(seqno), rest.record, rest.offset, self.part_bytes)
+        behind = None if part.record is None else Rest(part.record, part.offset)
+        return Outgoing(part.raw, self._gtid_at(seqno), rest=behind)
 
     def open_spills(self) -> Mapping[bytes, int]:
         """Return how many chunks each transaction has that is still open, by its oid."""
@@ -228,16 +248,17 @@ class NodeLog:
         """
         log = self.log
         match effect:
-            case Put(raw=raw):
-                return self._put(raw)
-            case PutChunk(chunk=chunk):
-                try:
-                    log.put_chunk(chunk)
-                except AppendOrderError:
-                    return LogChange.UNUSABLE
+            case Put():
+                return self._put(effect)
+            case DropParts():
+                self._drop_parts()
+            case PutChunk():
+                return self._put_chunk(effect)
             case DropChunks(oid=oid):
+                self._chunks.pop(oid, None)
                 log.drop_chunks(oid)
             case BeginReign(epoch=epoch):
+                self._drop_parts()
                 log.lead(Epoch(epoch))
                 self._learn()
                 return LogChange.LOGGED
@@ -268,17 +289,57 @@ class NodeLog:
                 self._holds.pop(one.name, None)
                 drop_hold(self.log.path, one.name, disk=self.log.disk)
 
-    def _put(self, raw: bytes) -> LogChange:
-        """Put received records, visible; what was put before one that is bad stays."""
-        log = self.log
+    def _put(self, put: Put) -> LogChange:
+        """Put received records, visible; what was put before one that is bad stays.
+
+        Of a transaction that comes in parts the records that are whole are put, and a piece of one is kept.
+        """
+        log, raw = self.log, put.raw
+        if not put.part:
+            self._drop_parts()
+        if put.part or not put.whole:
+            if put.part and self._piece is None:
+                return LogChange.UNUSABLE
+            piece = self._piece = self._piece or bytearray()
+            piece += raw
+            end = len(piece) if put.whole else whole_records(piece)
+            raw = bytes(memoryview(piece)[:end])
+            del piece[:end]
         try:
             log.append_raw(raw)
         except RawRecordError:
+            self._piece = None
             log.abandon_open()
             return LogChange.UNUSABLE
+        if put.whole:
+            self._piece = None
         log.commit(sync=False)
         self._learn()
         return LogChange.LOGGED
+
+    def _drop_parts(self) -> None:
+        """Forget the parts of a transaction that was not whole."""
+        if self._piece is not None:
+            self._piece = None
+            self.log.abandon_open()
+
+    def _put_chunk(self, put: PutChunk) -> LogChange:
+        """Put a chunk once it is whole: its parts are kept until then."""
+        chunk, kept = put.chunk, self._chunks
+        if put.size > len(chunk.raw):
+            so_far = kept.get(chunk.oid, bytearray()) if put.offset else bytearray()
+            if len(so_far) != put.offset:
+                return LogChange.UNUSABLE
+            kept[chunk.oid] = so_far
+            so_far += chunk.raw
+            if len(so_far) < put.size:
+                return LogChange.NOTHING
+            chunk = msgspec.structs.replace(chunk, raw=bytes(kept.pop(chunk.oid)))
+        try:
+            self.log.put_chunk(chunk)
+        except AppendOrderError:
+            return LogChange.UNUSABLE
+        return LogChange.NOTHING
 
     def _keep(self, name: str, seqno: int | None) -> None:
         """Keep a hold; one that rises is written once a second, since an older one is safe."""
@@ -352,6 +413,7 @@ class NodeLog:
 
     def _forget_spills(self, epoch: Epoch) -> None:
         """Drop the chunks of transactions of earlier reigns, which will never be committed."""
-        for oid in self.log.open_spills():
+        for oid in [*self.log.open_spills(), *self._chunks]:
             if OID.unpack(oid)[0] < epoch:
+                self._chunks.pop(oid, None)
                 self.log.drop_chunks(oid)

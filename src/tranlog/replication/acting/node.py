@@ -30,6 +30,7 @@ from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStandin
 from tranlog.replication.acting.following import NodeLog
 from tranlog.replication.acting.links import VOTE, Links
 from tranlog.replication.acting.orders import Orders
+from tranlog.replication.acting.served_log import ServedLog
 from tranlog.replication.acting.serving import ServedClient
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.acting.transport import Wire, listen
@@ -42,6 +43,7 @@ from tranlog.replication.rules.packets import (
     Ack,
     AckRelay,
     ChunksGone,
+    DiskCall,
     Follow,
     GroupOrder,
     Heartbeat,
@@ -153,13 +155,13 @@ class GroupNode:
         self.node = NO_NODE
         self.thread: CoreThread | None = None
         self.links = Links(self, options.via, client_tls)
-        self.client_tls = client_tls
-        self._server_tls = server_tls
+        self.tls = server_tls, client_tls
         self._disk = disk
         self._clock = clock
         self._chance = random.Random(seed)
         self._wires: set[Wire] = set()
         self._clients: dict[Wire, ServedClient] = {}
+        self._readers = ServedLog(options.dir, disk)
         self._joining = False
         self.orders = Orders(self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -184,7 +186,7 @@ class GroupNode:
                 assert self.thread is not None
                 opened.callback(self.thread.stop)
             try:
-                self._server = await listen(self.options.listen, self, self._server_tls)
+                self._server = await listen(self.options.listen, self, self.tls[0])
             except OSError as exc:
                 why = f"cannot be listened at: {exc.strerror or exc}"
                 raise ConfigError(option="group.listen", value=self.options.listen, why=why) from exc
@@ -216,6 +218,7 @@ class GroupNode:
         try:
             await asyncio.to_thread(self._opened.close)
         finally:
+            await self._readers.close()
             await asyncio.sleep(0)  # the last answers
             self.links.close()
             for wire in list(self._wires):
@@ -394,6 +397,8 @@ class GroupNode:
         elif isinstance(packet, GroupOrder) and wire.purpose == "administer":
             self._spawn(self.orders.answer(wire, packet))
             wire.done(size)
+        elif isinstance(packet, DiskCall) and wire.purpose == "read":
+            self._readers.take(wire, packet, size, self.standing.state)
         else:
             self._clients.setdefault(wire, ServedClient(wire)).take(packet, size, self.thread)
 
@@ -401,6 +406,7 @@ class GroupNode:
         """Somebody's connection has ended."""
         self._wires.discard(wire)
         self._clients.pop(wire, None)
+        self._readers.lost(wire)
 
     def _let_in(self, wire: Wire, packet: Packet) -> None:
         if not isinstance(packet, Join):
@@ -436,9 +442,8 @@ class GroupNode:
     def primary(self, number: int) -> Primary:
         """Return who is primary, as far as this node knows."""
         at = self.standing
-        members = tuple([(one.node, one.name, one.address) for one in at.config.members])
         node = self.node if at.state == PRIMARY else at.primary
-        return Primary(number=number, node=node, epoch=at.epoch, members=members)
+        return Primary(number=number, node=node, epoch=at.epoch, config=at.config)
 
 
 def new_node_id() -> NodeId:

@@ -177,7 +177,7 @@ class Orders:
         node = self._node
         wanted = msgspec.convert({"votes": 1, "priority": 1, **body, "node": ""}, _Wanted)
         try:
-            wire, hello = await greet(wanted.address, Greeting(), node.client_tls)
+            wire, hello = await greet(wanted.address, Greeting(), node.tls[1])
         except (OSError, HandshakeError) as exc:
             raise GroupOrderError(why=f"no node answers at {wanted.address}: {exc}. Start it there first") from exc
         why = wire.certified_otherwise(wanted.name) or node.stranger(hello)

@@ -19,7 +19,17 @@ from tranlog.replication.rules import concern, syncup
 from tranlog.replication.rules.beats import NEVER
 from tranlog.replication.rules.concern import OpenQuestion
 from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check, check_w
-from tranlog.replication.rules.effects import Committed, DropChunks, Fatal, KeepFrom, Put, PutChunk, Restore, RollBack
+from tranlog.replication.rules.effects import (
+    Committed,
+    DropChunks,
+    DropParts,
+    Fatal,
+    KeepFrom,
+    Put,
+    PutChunk,
+    Restore,
+    RollBack,
+)
 from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST
 from tranlog.replication.rules.feed import CREDIT, LEFT_BEHIND_MS, Candidate, choose_source
 from tranlog.replication.rules.packets import (
@@ -290,20 +300,23 @@ class Core(Reigning):
         self._see_epoch(records.epoch)
         if records.epoch < mind.epoch:
             intake.stop()
-        elif records.after == self.log.last:
+        elif (records.after, records.part) == (self.log.last, intake.part):
             intake.since = mind.now
             intake.received += len(records.raw)
             mind.heard_commit = max(mind.heard_commit, records.committed)
             mind.batch_commit = records.committed
-            self._out.append(Put(records.raw))
-        elif records.after > self.log.last:
+            whole = records.last > records.after
+            self._out.append(Put(records.raw, records.part, whole))
+            intake.part = 0 if whole else intake.part + 1
+        elif (records.after, records.part) > (self.log.last, intake.part):
             self._search(sender)  # something was lost on the way
 
     def _on_chunk(self, sender: NodeId, chunk: SpillChunk) -> None:
         intake = self.intake
         if intake.streaming and (intake.source, intake.number) == (sender, chunk.number):
             intake.received += len(chunk.raw)
-            self._out.append(PutChunk(RawChunk(chunk.oid, chunk.seq, chunk.codec, chunk.raw_length, chunk.raw)))
+            raw = RawChunk(chunk.oid, chunk.seq, chunk.codec, chunk.raw_length, chunk.raw)
+            self._out.append(PutChunk(raw, chunk.offset, chunk.size))
 
     def _on_gone(self, sender: NodeId, gone: ChunksGone) -> None:
         if self.intake.streaming and (self.intake.source, self.intake.number) == (sender, gone.number):
@@ -337,6 +350,9 @@ class Core(Reigning):
     def _settle(self) -> None:
         """Draw what follows from whatever has just changed."""
         mind, log = self.mind, self.log
+        if self.intake.dropped:
+            self.intake.dropped = False
+            self._out.append(DropParts())
         if self.stored.owing and mind.state != RESTORING:
             self._make_up()
         if mind.state == PRIMARY:

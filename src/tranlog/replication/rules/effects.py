@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from tranlog.ids import Gtid, Seqno
+from tranlog.ids import Gtid, Lsn, Seqno
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.concern import Outcome
 from tranlog.replication.rules.config import NodeId
@@ -18,14 +18,22 @@ from tranlog.replication.rules.packets import Packet
 from tranlog.replication.rules.stored import Stored
 
 
+class Rest(msgspec.Struct, frozen=True):
+    """Where the rest of a transaction begins that goes out in parts: what its log wants to be told again."""
+
+    record: Lsn
+    offset: int
+
+
 class Outgoing(msgspec.Struct, frozen=True):
     """Whole records up to `last`. `chunks`: the one record refers to the chunks of `oid`, which it returns from a
-    number on."""
+    number on. `rest`: these bytes are a part of that one transaction, and not the last one."""
 
     raw: bytes
     last: Gtid
     oid: bytes = b""
     chunks: Callable[[int], Iterator[RawChunk]] | None = None
+    rest: Rest | None = None
 
 
 class ReplicatedLog(Protocol):
@@ -62,9 +70,12 @@ class ReplicatedLog(Protocol):
     def has_ddl(self, after: int) -> bool:
         """Whether a transaction after that seqno holds DDL."""
 
-    def outgoing(self, after: int, up_to: int, limit: int) -> Outgoing:
+    def outgoing(self, after: int, up_to: int, limit: int, rest: Rest | None = None) -> Outgoing:
         """Return the whole records of at least one transaction after a seqno, of others up to `up_to` and about `limit`
-        bytes; a record that refers to chunks comes alone."""
+        bytes; a record that refers to chunks comes alone, and a part of a large transaction.
+
+        `rest`: the first transaction went out up to there.
+        """
 
     def open_spills(self) -> Mapping[bytes, int]:
         """Return how many chunks each transaction has that is still open, by its oid."""
@@ -105,15 +116,26 @@ class KeepAlive(Effect, frozen=True):
 
 
 class Put(Effect, frozen=True):
-    """Append records as they came."""
+    """Append records as they came.
+
+    `part`: the number of this part of the one transaction, which may end anywhere; `whole`: nothing follows it.
+    """
 
     raw: bytes
+    part: int = 0
+    whole: bool = True
+
+
+class DropParts(Effect, frozen=True):
+    """Forget the parts of a transaction whose others will not come."""
 
 
 class PutChunk(Effect, frozen=True):
-    """Keep a chunk of a large transaction."""
+    """Keep a chunk of a large transaction. It has `size` bytes, those in `chunk` from `offset` on."""
 
     chunk: RawChunk
+    offset: int
+    size: int
 
 
 class DropChunks(Effect, frozen=True):

@@ -16,8 +16,17 @@ import msgspec
 from tranlog.ids import Gtid
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId
-from tranlog.replication.rules.effects import Effect, KeepFrom, ReplicatedLog, Send
-from tranlog.replication.rules.packets import NO_GTID, RAW_BYTES, READABLE, ChunksGone, Follow, Records, SpillChunk
+from tranlog.replication.rules.effects import Effect, KeepFrom, ReplicatedLog, Rest, Send
+from tranlog.replication.rules.packets import (
+    NO_GTID,
+    RAW_BYTES,
+    RAW_BYTES_MAX,
+    READABLE,
+    ChunksGone,
+    Follow,
+    Records,
+    SpillChunk,
+)
 from tranlog.replication.rules.syncup import holds
 
 CREDIT = 1 << 20
@@ -29,14 +38,19 @@ LEFT_BEHIND_MS = 30_000
 class Stream(msgspec.Struct):
     """One follower served: what was sent last, and how many bytes more may be sent.
 
-    `chunks`: how many it was sent of transactions whose record it was not, by their oid.
+    `chunks`: how many it was sent of transactions whose record it was not, by their oid, and `offsets` how much
+    of the next one.
+    `part`: so many parts it was sent of the transaction after that, up to `rest`.
     """
 
     number: int
     after: Gtid
     credit: int
     delay_ms: int
-    chunks: dict[bytes, int]
+    chunks: dict[bytes, int] = {}
+    offsets: dict[bytes, int] = {}
+    part: int = 0
+    rest: Rest | None = None
 
 
 class Feeder(msgspec.Struct):
@@ -55,7 +69,7 @@ class Feeder(msgspec.Struct):
         known = self.streams.get(node)
         if known is not None and known.number == follow.number:
             return []
-        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.delay_ms, {})
+        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.delay_ms)
         return [KeepFrom(f"node.{node}", follow.after.seqno + 1), KeepFrom(f"restore.{node}", None)]
 
     def acked(self, node: NodeId, durable: Gtid, credit: int) -> list[Effect]:
@@ -79,43 +93,59 @@ class Feeder(msgspec.Struct):
             elif stream.credit > 0:
                 yield from _chunks(node, stream, log.open_chunks(stream.chunks))
             while stream.credit > 0 and stream.after.seqno < end:
-                out = log.outgoing(stream.after.seqno, end, min(stream.credit, RAW_BYTES))
+                out = log.outgoing(stream.after.seqno, end, min(stream.credit, RAW_BYTES), stream.rest)
                 if out.chunks is not None:
                     yield from _chunks(node, stream, out.chunks(stream.chunks.get(out.oid, 0)))
                     if stream.credit <= 0:
                         break  # the record comes after the last of them
                     stream.chunks.pop(out.oid, None)
-                told = min(committed, out.last)
+                    stream.offsets.pop(out.oid, None)
+                last = out.last if out.rest is None else stream.after
                 sent = Records(
-                    number=stream.number, after=stream.after, last=out.last, committed=told, epoch=epoch, raw=out.raw
+                    number=stream.number,
+                    after=stream.after,
+                    last=last,
+                    committed=min(committed, last),
+                    epoch=epoch,
+                    part=stream.part,
+                    raw=out.raw,
                 )
                 yield Send(node, sent)
-                stream.after = out.last
+                stream.part = 0 if out.rest is None else stream.part + 1
+                stream.after, stream.rest = last, out.rest
                 stream.credit -= len(out.raw)
             if stream.chunks and stream.after == log.last:
                 for oid in stream.chunks.keys() - log.open_spills().keys():
                     del stream.chunks[oid]
+                    stream.offsets.pop(oid, None)
                     yield Send(node, ChunksGone(number=stream.number, oid=oid))
 
 
 def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk]) -> Iterator[Effect]:
     """Yield chunks as far as credit goes: where some is left, that was all of them."""
     for one in chunks:
-        if stream.credit <= 0:
-            return
-        stream.chunks[one.oid] = one.seq + 1
-        stream.credit -= len(one.raw)
-        yield Send(
-            node,
-            SpillChunk(
-                number=stream.number,
-                oid=one.oid,
-                seq=one.seq,
-                codec=one.codec,
-                raw_length=one.raw_length,
-                raw=one.raw,
-            ),
-        )
+        behind, size = stream.offsets.get(one.oid, 0), len(one.raw)
+        while behind < size:
+            if stream.credit <= 0:
+                return
+            offset, raw = behind, one.raw[behind : behind + RAW_BYTES_MAX]
+            behind += len(raw)
+            whole = behind == size
+            stream.chunks[one.oid], stream.offsets[one.oid] = (one.seq + 1, 0) if whole else (one.seq, behind)
+            stream.credit -= len(raw)
+            yield Send(
+                node,
+                SpillChunk(
+                    number=stream.number,
+                    oid=one.oid,
+                    seq=one.seq,
+                    codec=one.codec,
+                    raw_length=one.raw_length,
+                    offset=offset,
+                    size=size,
+                    raw=raw,
+                ),
+            )
 
 
 def _old_enough(log: ReplicatedLog, after: int, end: int, delay_ms: int, wall: int) -> int:
@@ -165,7 +195,8 @@ def choose_source(
 
 class Intake(msgspec.Struct):
     """What a follower knows of its own stream. `number` is that of the search, and of the stream that came
-    of it; `received` what the source has not been told of, in bytes."""
+    of it; `received` what the source has not been told of, in bytes; `part` the next part of the transaction that comes
+    in parts, and `dropped` that others of it will not come."""
 
     source: NodeId = NO_NODE
     number: int = 0
@@ -174,10 +205,14 @@ class Intake(msgspec.Struct):
     behind_since: int | None = None
     asked: Gtid = NO_GTID
     received: int = 0
+    part: int = 0
+    dropped: bool = False
 
     def stop(self) -> None:
         """Follow nobody; what was asked or sent before is not listened to any more."""
         self.number += 1
         self.received = 0
+        self.dropped |= self.part > 0
+        self.part = 0
         self.source = NO_NODE
         self.streaming = False

@@ -132,24 +132,34 @@ class Follow(Packet, frozen=True):
 
 
 class Records(Packet, frozen=True):
-    """Whole records as they lie in the sender's log, the first behind `after`."""
+    """Records as they lie in the sender's log, the first behind `after`, up to the end of `last`.
+
+    A large transaction comes alone and in parts, bytes that are cut anywhere: this is its `part`, from 0 on, and in all
+    but the last one of them `last` is `after`.
+    """
 
     number: Count
     after: Gtid
     last: Gtid
     committed: Gtid
     epoch: Count
+    part: Count
     raw: bytes
 
 
 class SpillChunk(Packet, frozen=True):
-    """A chunk of a large transaction, before the record that refers to it."""
+    """A chunk of a large transaction, before the record that refers to it.
+
+    One that is too large for a frame comes in parts: `raw` are its bytes from `offset` on, of `size` that it has.
+    """
 
     number: Count
     oid: bytes
     seq: Count
     codec: Count
     raw_length: Count
+    offset: Count
+    size: Count
     raw: bytes
 
 
@@ -315,12 +325,12 @@ class Who(Packet, frozen=True):
 
 
 class Primary(Packet, frozen=True):
-    """The answer to Who: the primary's node, empty where none is known; the name and address of each member."""
+    """The answer to Who: the primary's node, empty where none is known, and who is in the group."""
 
     number: Count
     node: NodeId
     epoch: Count
-    members: tuple[tuple[NodeId, str, str], ...] = ()
+    config: GroupConfig
 
 
 class GroupOrder(Packet, frozen=True):
@@ -363,6 +373,30 @@ class File(Packet, frozen=True):
     raw: bytes
 
 
+class DiskCall(Packet, frozen=True):
+    """A reader asks for a file of the node's log: `call` is a word of `tranlog.replication.acting.served_log`.
+
+    `name`: in the log's folder, empty for that folder; `file`: the number that an earlier `open` was answered with.
+    """
+
+    number: Count
+    call: str
+    name: str = ""
+    file: Count = 0
+    offset: Count = 0
+    size: Count = 0
+
+
+class DiskAnswer(Packet, frozen=True):
+    """What came of it. `errno` 0: it was done; else `why`."""
+
+    number: Count
+    errno: Count = 0
+    why: str = ""
+    value: Count = 0
+    raw: bytes = b""
+
+
 KINDS: dict[int, type[Packet]] = {
     1: Hello,
     2: Join,
@@ -394,6 +428,8 @@ KINDS: dict[int, type[Packet]] = {
     34: Primary,
     35: GroupOrder,
     36: OrderAnswer,
+    40: DiskCall,
+    41: DiskAnswer,
 }
 """Each packet's kind in the frame."""
 

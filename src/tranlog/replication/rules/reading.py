@@ -12,6 +12,7 @@ from enum import Enum
 
 import msgspec
 
+from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.rules.config import NO_NODE, NodeId
 from tranlog.replication.rules.packets import PRIMARY, READABLE
@@ -102,6 +103,30 @@ class Latest(msgspec.Struct, frozen=True):
 
 
 Consistency = None | AtLeast | Within | Latest
+
+
+def parse_consistency(text: str) -> Consistency:
+    """Read what a reader wishes: none, `at least GTID(1, 15)`, latest. Raises ConfigError."""
+    wish, _, rest = text.strip().partition(" ")
+    if wish == "none" and not rest:
+        return None
+    if wish == "latest" and not rest:
+        return Latest(0)
+    try:
+        if wish == "at" and rest.startswith("least "):
+            return AtLeast(Gtid.parse(rest.removeprefix("least ")))
+    except ValueError as exc:
+        raise ConfigError(option="consistency", value=text, why=str(exc)) from exc
+    raise ConfigError(option="consistency", value=text, why="it is none, latest, or reads at least GTID(1, 15)")
+
+
+def parse_preference(text: str) -> Preference:
+    """Read a preference, in any case. Raises ConfigError."""
+    for one in Preference:
+        if one.value.lower() == text.lower():
+            return one
+    names = ", ".join(one.value for one in Preference)
+    raise ConfigError(option="readPreference", value=text, why=f"it is one of {names}")
 
 
 def may_read(wish: Consistency, position: Position, wall: int) -> bool:

@@ -37,6 +37,7 @@ from tranlog.service.commands.queue_words import (
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import AnswerMessage, ByName, Peek, PublishMessage, TakeMessage
 from tranlog.service.process.store_part import store_looks, store_part
 
@@ -218,9 +219,9 @@ def peek(
         rows = [{**msgspec.structs.asdict(one), "begins": one.begins.decode(errors="replace")} for one in found]
         print_json({"messages": rows})
     else:
-        for one in found:
-            came_back = f"  {one.attempts} attempts" if one.attempts else ""
-            print(f"{one.id}  {one.bytes} bytes{came_back}  {str(one.begins)[2:-1]}")
+        listed = [(one.id, one.bytes, one.attempts, str(one.begins)[2:-1]) for one in found]
+        for line in table_lines(("id", ">bytes", ">attempts", "begins"), listed) if listed else ():
+            print(line)
         if not found:
             say(f"no message waits on {queue}")
     return ExitCode.DONE if found else ExitCode.CHECK_FAILED

@@ -7,7 +7,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -22,6 +22,7 @@ from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
 from tranlog.service.commands.queue_words import StoreDir, Yes
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import ByName, Decide
 from tranlog.service.process.store_part import store_looks, store_part
 
@@ -64,18 +65,29 @@ def containers(directory: StoreDir, as_json: AsJson = False) -> None:
       tranlog queue containers mail
     """
     found = list_containers(directory)
-    if as_json:
-        print_json({"containers": [msgspec.structs.asdict(one) for one in found]})
-        return
+    rows = []
     for one in found:
-        if one.free:
-            print(f"{one.number:10d}  free")
-            continue
-        records = f"{lsn_text(Lsn(one.first_lsn))} to {lsn_text(Lsn(one.last_lsn))}" if one.last_lsn else "no record"
-        print(
-            f"{one.number:10d}  epoch {one.epoch}  {records}  written {one.written_bytes}  "
-            f"needed {one.needed} ({one.needed_bytes} bytes)"
-        )
+        places = {"first_lsn": _lsn_or_none(one.first_lsn), "last_lsn": _lsn_or_none(one.last_lsn)}
+        rows.append({**msgspec.structs.asdict(one), **places})
+    if as_json:
+        print_json({"containers": rows})
+        return
+    keys = ("epoch", "first_lsn", "last_lsn", "written_bytes", "needed", "needed_bytes")
+    _print_table(
+        (">number", "state", ">epoch", "first", "last", ">bytes written", ">needed", ">bytes needed"),
+        ((row["number"], *(["free"] if row["free"] else ["in use", *(row[key] for key in keys)])) for row in rows),
+    )
+
+
+def _lsn_or_none(place: int) -> str | None:
+    return lsn_text(Lsn(place)) if place else None
+
+
+def _print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a list; nothing where it is empty."""
+    listed = list(rows)
+    for line in table_lines(heads, listed) if listed else ():
+        print(line)
 
 
 def _lsn_of(text: str) -> Lsn:
@@ -160,8 +172,8 @@ def _queues(found: Mapping[str, QueueStanding]) -> list[dict[str, object]]:
 
 
 def _print_queues(found: Mapping[str, QueueStanding]) -> None:
-    for name, one in found.items():
-        print(f"{one.waiting:10d}  {name}{'  transient' if one.transient else ''}")
+    rows = ((name, one.waiting, "transient" if one.transient else "durable") for name, one in found.items())
+    _print_table(("queue", ">waiting", "kind"), rows)
 
 
 @queue_app.command("pinned")
@@ -180,11 +192,21 @@ def pinned(directory: StoreDir, as_json: AsJson = False) -> None:
         rows = [{**one._asdict(), "id": lsn_text(one.id), "xid": _text(one.xid)} for one in found]
         print_json({"pinned": rows})
         return
-    for one in found:
-        age = "" if one.age_ms is None else f"  {one.age_ms / 1000:.0f} s old"
-        where = f"  on {', '.join(one.queues)}" if one.queues else ""
-        xid = f"  xid {_text(one.xid)}" if one.xid else ""
-        print(f"{one.what} {lsn_text(one.id)}{xid}{where}{age}  holds {one.held_bytes} bytes back")
+    heads = ("what", "id", "xid", "queues", ">age", ">bytes held back")
+    _print_table(
+        heads,
+        (
+            (
+                one.what,
+                lsn_text(one.id),
+                _text(one.xid) or None,
+                ", ".join(one.queues) or None,
+                None if one.age_ms is None else f"{one.age_ms / 1000:.0f} s",
+                one.held_bytes,
+            )
+            for one in found
+        ),
+    )
 
 
 def _text(xid: bytes) -> str:
@@ -254,8 +276,7 @@ def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"in_doubt": found})
         return
-    for xid in found:
-        print(xid)
+    _print_table(("xid",), ((xid,) for xid in found))
 
 
 def _decide(directory: str, xid: str, outcome: str, as_json: bool) -> None:
@@ -302,8 +323,7 @@ def producer_list(directory: StoreDir, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"producers": [{"name": name, "number": number} for name, number in found.items()]})
         return
-    for name, number in found.items():
-        print(f"{number:20d}  {name}")
+    _print_table(("producer", ">number"), found.items())
 
 
 @producer_app.command("remove")

@@ -18,6 +18,7 @@ from typing import Final
 
 from tranlog.addresses import is_loopback, split_address
 from tranlog.errors import ConfigError
+from tranlog.tls import group_side, load_authority, load_pair
 
 SECRET_BYTES_MIN: Final = 16
 _READ: Final = "read "
@@ -60,9 +61,9 @@ class Exposure:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _load_pair(context, "tls_certificate", self.certificate, self.key)
+        load_pair(context, "tls_certificate", self.certificate, self.key)
         if self.authority is not None:
-            _load_authority(context, "tls_client_ca", self.authority)
+            load_authority(context, "tls_client_ca", self.authority)
             context.verify_mode = ssl.CERT_OPTIONAL if self.secret or self.read_secret else ssl.CERT_REQUIRED
         return context
 
@@ -117,9 +118,9 @@ def client_context(authority: str | None, certificate: str | None = None) -> ssl
     context = ssl.create_default_context()
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_authority(context, "--tls-ca", authority)
+        load_authority(context, "--tls-ca", authority)
     if certificate is not None:
-        _load_pair(context, "--tls-cert", certificate, None)
+        load_pair(context, "--tls-cert", certificate, None)
     return context
 
 
@@ -135,26 +136,4 @@ def group_contexts(
             why = "others reach this address: set tls_certificate, tls_key and tls_ca, or use 127.0.0.1"
             raise ConfigError(option=option, value=address, why=why)
         return None, None
-    contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    contexts[1].check_hostname = False
-    for context in contexts:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.verify_mode = ssl.CERT_REQUIRED
-        _load_pair(context, "tls_certificate", certificate, key)
-        _load_authority(context, "tls_ca", authority)
-    return contexts
-
-
-def _load_pair(context: ssl.SSLContext, option: str, certificate: str, key: str | None) -> None:
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as exc:
-        why = f"is no certificate with its key in PEM: {exc}"
-        raise ConfigError(option=option, value=certificate, why=why) from exc
-
-
-def _load_authority(context: ssl.SSLContext, option: str, authority: str) -> None:
-    try:
-        context.load_verify_locations(authority)
-    except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(option=option, value=authority, why=f"holds no certificates in PEM: {exc}") from exc
+    return group_side(authority, certificate, key, server=True), group_side(authority, certificate, key)

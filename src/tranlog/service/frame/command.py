@@ -201,6 +201,8 @@ def log_of(ctx: typer.Context) -> str:
     """Return the log directory that `thl`'s options before the command name. Raises ConfigError."""
     from tranlog.service.config.config import find_log  # with it comes the pipeline: `--help` can do without
 
+    if not isinstance(ctx.obj, tuple):
+        raise typer.BadParameter("goes with list, tail, info and index", param_hint="-node")
     service, conf, directory = ctx.obj
     if directory is not None and service is None and conf is None:
         return str(directory)

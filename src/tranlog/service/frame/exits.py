@@ -123,6 +123,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.GroupFileError: _DATA,
     errors.HandshakeError: _SURROUNDINGS,
     errors.NoPrimaryError: _SURROUNDINGS,
+    errors.NoNodeError: _SURROUNDINGS,
     errors.CommitRefusedError: _DATA,
     errors.GroupOrderError: _SURROUNDINGS,
     errors.PipelineError: _SURROUNDINGS,

@@ -9,7 +9,6 @@ Source: thl-internals, "'thl' Utility"; docs/conformance.md, B7.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -17,7 +16,6 @@ import msgspec
 import typer
 
 from tranlog.codecs.opening import codec_of, open_readable
-from tranlog.codecs.shown import open_log
 from tranlog.codecs.upkeep import purge as remove
 from tranlog.codecs.upkeep import repair as mend
 from tranlog.codecs.upkeep import verify as check
@@ -43,8 +41,12 @@ from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnost
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.service.thl import converting, integrity, listing, thl_dump, thl_list
+from tranlog.service.thl.located import FarLog, open_shown
 
-LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
+LOCATING: Final = (
+    *("-service", "--service", "-conf", "--conf", "-dir", "--dir"),
+    *("-node", "--node", "-tls-ca", "--tls-ca", "-tls-cert", "--tls-cert"),
+)
 
 app = new_app(add_completion=True)
 
@@ -75,6 +77,20 @@ def locate(
     directory: Annotated[
         str | None, typer.Option("-dir", "--dir", metavar="PATH", help="The log directory itself.")
     ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            "-node", "--node", metavar="URL", help="The log of a node, thl://HOST:PORT,…: for list, tail, info, index."
+        ),
+    ] = None,
+    tls_ca: Annotated[
+        str | None,
+        typer.Option("-tls-ca", "--tls-ca", metavar="FILE", help="With -node: the group's authority, in PEM."),
+    ] = None,
+    tls_cert: Annotated[
+        str | None,
+        typer.Option("-tls-cert", "--tls-cert", metavar="FILE", help="With -node: the own certificate with its key."),
+    ] = None,
     debug: Debug = False,
     verbose: Verbose = False,
     log_level: LogLevel = None,
@@ -88,12 +104,18 @@ def locate(
       thl -service shop list -seqno 5
       thl -dir log list -low 100 -high 200 -headers
       thl -conf tranlog.toml verify
+      thl -node thl://127.0.0.1:2112 info
 
     Exit codes: 0 done, 1 not found, 2 bad usage, 3 damaged log, 4 log missing or unreadable.
     """
     show_diagnostics(debug=debug, verbose=verbose, levels=log_level, form=log_format)
     require_command(ctx)
-    ctx.obj = (service, conf, directory)
+    located = (service, conf, directory)
+    if node is not None and located != (None, None, None):
+        raise typer.BadParameter("stands without -service, -conf and -dir", param_hint="-node")
+    if (tls_ca is None) != (tls_cert is None) or (tls_ca is not None and node is None):
+        raise typer.BadParameter("-tls-ca and -tls-cert go together, with -node", param_hint="-tls-ca")
+    ctx.obj = located if node is None else FarLog(node, tls_ca, tls_cert)
 
 
 app.command("list")(thl_list.list_)
@@ -113,7 +135,7 @@ def index(
       thl -service shop index
     """
     with Progress("index: reading the log"):
-        log = open_log(log_of(ctx))
+        log = open_shown(ctx)
         segments = log.segments()
     try:
         for one in segments:
@@ -139,7 +161,7 @@ def info(
     Example:
       thl -dir log info
     """
-    log = open_log(log_of(ctx))
+    log = open_shown(ctx)
     try:
         first, last = log.ends()
         segments = [
@@ -147,7 +169,7 @@ def info(
         ]
         for note in log.notes():
             say(f"note: {note}")
-        shown = listing.overview(os.path.abspath(log.path), segments, first=first, last=last, history=log.history)
+        shown = listing.overview(log.path, segments, first=first, last=last, history=log.history)
         if as_json:
             print_json(shown)
         else:

@@ -26,14 +26,14 @@ from tranlog.codecs.shown import (
     ShownForm,
     ShownLog,
     Sought,
-    open_log,
 )
 from tranlog.ids import Gtid, Seqno, segment_number
 from tranlog.listing import Style, json_array, python_charset
 from tranlog.log.reading.lookup import parse_time
-from tranlog.service.frame.command import log_of, say, stop_signals
+from tranlog.service.frame.command import say, stop_signals
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
+from tranlog.service.thl.located import open_shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ def list_(
         raise typer.BadParameter("stands beside -seqno, -low and -high only", param_hint="-abandoned")
     form = form_of(sql=sql, headers=headers, as_json=as_json)
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
-    log = open_log(log_of(ctx), checksum=not no_checksum)
+    log = open_shown(ctx, checksum=not no_checksum)
     try:
         for note in log.notes():
             say(f"note: {note}")
@@ -385,7 +385,7 @@ def tail(
         raise typer.BadParameter("stands alone, without -headers: a stream is no array", param_hint="-json")
     form = form_of(sql=sql, headers=headers, as_json=as_json)
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
-    log = open_log(log_of(ctx), checksum=not no_checksum)
+    log = open_shown(ctx, checksum=not no_checksum)
     try:
         if hold is not None and not (follow and isinstance(log, NativeShown)):
             raise typer.BadParameter("goes with -f, and with a native log", param_hint="-hold")

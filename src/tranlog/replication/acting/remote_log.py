@@ -1,0 +1,372 @@
+"""The log of a node, for a program that has none: range, headers, cursors, never past what the group has committed.
+
+Owns which node is read, what is waited for there, and the disk that is its folder. The hard idea: what lies in a log's
+folder is all that a reader needs, so this is the reader of every other log over a disk whose calls go to a node. It
+stays with that node: where files begin and end differs from node to node, GTIDs do not.
+
+Source: docs/protocol.md, "Readers"; docs/replication.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import secrets
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Self
+
+from tranlog.clock import SYSTEM_CLOCK
+from tranlog.disk import DiskLock
+from tranlog.errors import ConfigError, HandshakeError, NoNodeError
+from tranlog.ids import Seqno
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.reading.reader import LogRange, LogReader
+from tranlog.replication.acting.client import FIND_S, SCHEME, Connection, LoopThread, addresses_of, reach
+from tranlog.replication.rules import concern
+from tranlog.replication.rules.config import NodeId
+from tranlog.replication.rules.packets import (
+    NO_GTID,
+    RAW_BYTES_MAX,
+    CommitAnswer,
+    DiskAnswer,
+    DiskCall,
+    Packet,
+    WaitConsistent,
+)
+from tranlog.replication.rules.reading import (
+    AtLeast,
+    Consistency,
+    Latest,
+    Preference,
+    Readable,
+    choose_node,
+    parse_consistency,
+    parse_preference,
+)
+
+if TYPE_CHECKING:
+    from tranlog.inotify import FileWatch
+
+ANSWER_S: Final = 30.0
+"""A node that gives no answer for so long is not waited for."""
+CONSISTENT_S: Final = 10.0
+_PAUSE_S: Final = 0.05
+
+
+class NodeDisk:
+    """A node's folder as a disk that is only read; paths begin with `root`. Threads: any."""
+
+    def __init__(self, connection: Connection, loop: LoopThread, root: str) -> None:
+        self._lost = False
+        self._connection = connection
+        self._loop = loop
+        self._root = root
+        self._numbers = itertools.count(1)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended; then every call raises OSError."""
+        return self._lost or not self._connection.is_open
+
+    def ask(self, number: int, packet: Packet, within_s: float) -> Packet:
+        """Return the answer to a packet of that number. Raises OSError where the connection ended before it came."""
+        told = None
+        if not self.lost:
+            try:
+                told = self._loop.run(asyncio.wait_for(self._connection.ask(number, packet), within_s))
+            except TimeoutError:
+                pass
+        if told is None:
+            self._lost = True
+            raise OSError(errno.ECONNRESET, "the connection to the node has ended; open the log again")
+        return told
+
+    def number(self) -> int:
+        """Return the number of the next packet."""
+        return next(self._numbers)
+
+    def end(self) -> None:
+        """End the connection; a second time is harmless."""
+        self._lost = True
+        self._loop.end(self._connection.close)
+
+    def call(self, call: str, path: str = "", *, file: int = 0, offset: int = 0, size: int = 0) -> DiskAnswer:
+        """Have the node do something. Raises OSError as it does there."""
+        number = self.number()
+        name = path.removeprefix(self._root).strip("/")
+        packet = DiskCall(number=number, call=call, name=name, file=file, offset=offset, size=size)
+        told = self.ask(number, packet, ANSWER_S)
+        assert isinstance(told, DiskAnswer)
+        if told.errno:
+            raise OSError(told.errno, told.why or os.strerror(told.errno), path)
+        return told
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> NodeFile:
+        if write or create:
+            raise _only_read()
+        return NodeFile(self, self.call("open", path))
+
+    def list_dir(self, path: str) -> list[str]:
+        return [name for name in self.call("list", path).raw.decode().split("\0") if name]
+
+    def exists(self, path: str) -> bool:
+        return bool(self.call("exists", path).value)
+
+    def modified_ms(self, path: str) -> int:
+        return self.call("modified", path).value
+
+    def entries_stamp(self, path: str) -> object:
+        told = self.call("stamp", path)
+        return told.raw if told.value else None
+
+    def boot_id(self) -> str:
+        return self.call("boot").raw.decode()
+
+    def watch(self, path: str) -> FileWatch | None:
+        return None
+
+    def is_locked(self, path: str) -> bool:
+        raise _only_read()
+
+    def lock(self, path: str) -> DiskLock:
+        raise _only_read()
+
+    def make_dir(self, path: str) -> None:
+        raise _only_read()
+
+    def unlink(self, path: str) -> None:
+        raise _only_read()
+
+    def rename(self, old: str, new: str) -> None:
+        raise _only_read()
+
+    def sync_dir(self, path: str) -> None:
+        raise _only_read()
+
+
+class NodeFile:
+    """A file in a node's folder."""
+
+    def __init__(self, disk: NodeDisk, opened: DiskAnswer) -> None:
+        self._disk = disk
+        self._file = opened.value
+        self._identity = int(opened.raw)
+        self._closed = False
+
+    def pread(self, size: int, offset: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0:
+            wanted = min(size, RAW_BYTES_MAX)
+            raw = self._disk.call("pread", file=self._file, offset=offset, size=wanted).raw
+            parts.append(raw)
+            size, offset = size - wanted, offset + wanted
+            if len(raw) < wanted:
+                break
+        return b"".join(parts)
+
+    def size(self) -> int:
+        return self._disk.call("size", file=self._file).value
+
+    def linked(self) -> bool:
+        return bool(self._disk.call("linked", file=self._file).value)
+
+    def identity(self) -> int:
+        return self._identity
+
+    def close(self) -> None:
+        if not self._closed and not self._disk.lost:
+            self._closed = True
+            try:
+                self._disk.call("close", file=self._file)
+            except OSError:
+                pass  # the node closes what is left when the connection ends
+
+    def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
+        raise _only_read()
+
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
+        """Nothing is written."""
+
+    def truncate(self, size: int) -> None:
+        raise _only_read()
+
+    def sync(self) -> None:
+        raise _only_read()
+
+
+def _only_read() -> OSError:
+    return OSError(errno.EROFS, "the log of a node is only read")
+
+
+class RemoteLog(LogReader):
+    """A node's log; it ends where the group has committed. As `LogReader` else. From `open_remote`."""
+
+    def __init__(self, root: str, disk: NodeDisk, node: str) -> None:
+        """For `open_remote` only. `node`: the name of the node."""
+        self.node = node
+        self._node_disk = disk
+        super().__init__(root, disk=disk, clock=SYSTEM_CLOCK, checksum=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended: then every call raises LogUnreadableError, and the log is opened again."""
+        return self._node_disk.lost
+
+    def begin(self) -> Self:
+        """Look at the log for the first time. Raises as `LogReader.open`."""
+        return self._begin()
+
+    def range(self) -> LogRange:
+        """As `LogReader.range`, up to what is committed."""
+        found = super().range()
+        committed = found.committed_seqno
+        if committed < found.first_seqno or committed < 0:
+            return LogRange(epoch=found.epoch, scanned=found.scanned)
+        return replace(found, last_seqno=committed, durable_seqno=min(found.durable_seqno, committed))
+
+    def cursor(self, *, committed_only: bool = True, hold: str | None = None) -> Cursor:
+        """As `LogReader.cursor`; it never passes what is committed. Raises ConfigError for a hold."""
+        if hold is not None:
+            raise ConfigError(option="hold", value=hold, why="a node keeps none for who only reads")
+        return super().cursor(committed_only=True)
+
+    def await_seqno(self, seqno: Seqno, timeout_s: float) -> bool:
+        """Wait until a transaction is committed at this node; False where it is not in time."""
+        return self._wait(seqno, True, timeout_s) >= seqno
+
+    def close(self) -> None:
+        """As `LogReader.close`, and end the connection."""
+        try:
+            super().close()
+        finally:
+            self._node_disk.end()
+
+
+def open_remote(
+    url: str,
+    *,
+    prefer: str = "nearest",
+    tags: Sequence[Mapping[str, str]] = ({},),
+    consistency: str = "none",
+    timeout: float = CONSISTENT_S,
+    tls: ssl.SSLContext | None = None,
+    via: Mapping[str, str] | None = None,
+    find_s: float = FIND_S,
+) -> RemoteLog:
+    """Open the log of a node of a group for reading. `url`: `thl://HOST:PORT,HOST:PORT`, some of the group's nodes.
+
+    `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest; `tags`: sets of tags, the first that any
+    node has is taken; `consistency`: none, `at least GTID(1, 15)` or `latest`, which the primary
+    alone can tell; it is waited for up to `timeout` seconds. `find_s`: how long such a node is looked for.
+    Raises NoNodeError, ConfigError; and as `LogReader.open`.
+    """
+    wish = parse_consistency(consistency)
+    preference = Preference.PRIMARY if isinstance(wish, Latest) else parse_preference(prefer)
+    choice = _Choice(url, preference, [dict(one) for one in tags], tls, via or {})
+    loop = LoopThread()
+    end = loop.close
+    try:
+        connection, name = loop.run(choice.find(find_s))
+        disk = NodeDisk(connection, loop, root := f"{SCHEME}{name}")
+        end = disk.end
+        _await(disk, name, wish, consistency, timeout)
+        return RemoteLog(root, disk, name).begin()
+    except BaseException:
+        end()
+        raise
+
+
+def _await(disk: NodeDisk, name: str, wish: Consistency, told: str, timeout: float) -> None:
+    """Return when the node is as consistent as was wished. Raises NoNodeError."""
+    if wish is None:
+        return
+    kind, gtid = ("at_least", wish.gtid) if isinstance(wish, AtLeast) else ("latest", NO_GTID)
+    number = disk.number()
+    packet = WaitConsistent(number=number, kind=kind, gtid=gtid, timeout_ms=max(round(timeout * 1000), 1))
+    try:
+        answer = disk.ask(number, packet, timeout + ANSWER_S)
+    except OSError as exc:
+        raise NoNodeError(where=name, why=str(exc.strerror)) from exc
+    assert isinstance(answer, CommitAnswer)
+    if answer.kind != concern.SATISFIED:
+        why = answer.text or f"`{told}` was not so within {timeout:g} s; it has committed up to {answer.gtid}"
+        raise NoNodeError(where=name, why=why)
+
+
+class _Choice:
+    """Which node is read."""
+
+    def __init__(
+        self,
+        url: str,
+        preference: Preference,
+        tags: Sequence[dict[str, str]],
+        tls: ssl.SSLContext | None,
+        via: Mapping[str, str],
+    ) -> None:
+        self._url = url
+        self._addresses = addresses_of(url)
+        self._preference = preference
+        self._tags = tags
+        self._tls = tls
+        self._via = via
+        self._own = NodeId(secrets.token_hex(8))
+
+    async def find(self, find_s: float) -> tuple[Connection, str]:
+        """Return a connection to the node, and its name. Raises NoNodeError, ConfigError."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + find_s
+        while True:
+            troubles: list[str] = []
+            for address in self._addresses:
+                found = await self._through(address, troubles)
+                if found is not None:
+                    return found
+            if loop.time() >= until:
+                raise NoNodeError(where=self._url, why=f"{self._preference.value} was wished; {'; '.join(troubles)}")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _through(self, address: str, troubles: list[str]) -> tuple[Connection, str] | None:
+        """Ask the node at an address who is in the group, and look at each of them."""
+        try:
+            asked = await self._reach(address)
+            told = await asked.who()
+            await asked.close()
+        except (OSError, HandshakeError) as exc:
+            troubles.append(f"{address}: {exc}")
+            return None
+        members = () if told is None else told.config.members
+        met = await asyncio.gather(*(self._meet(self._via.get(one.name, one.address), troubles) for one in members))
+        reached: dict[NodeId, tuple[Connection, str]] = {}
+        readable = []
+        for member, found in zip(members, met, strict=True):
+            if found is not None:
+                connection, state, ping_ms = found
+                reached[member.node] = connection, member.name
+                tags = dict(member.tags)
+                readable.append(Readable(member.node, state, ping_ms=ping_ms, hidden=member.hidden, tags=tags))
+        chosen = reached.pop(choose_node(readable, self._preference, self._tags), None)
+        for connection, _ in reached.values():
+            await connection.close()
+        if chosen is None:
+            troubles.append(f"{address}: none of {len(members)} nodes fits")
+        return chosen
+
+    async def _meet(self, address: str, troubles: list[str]) -> tuple[Connection, int, int] | None:
+        """Return a connection to a node, its state, and how far away it is in ms."""
+        try:
+            connection = await self._reach(address)
+            before = asyncio.get_running_loop().time()
+            await connection.who()
+            far = asyncio.get_running_loop().time() - before
+            return connection, (await connection.hello).state, round(far * 1000)
+        except (OSError, HandshakeError, ConfigError) as exc:
+            troubles.append(f"{address}: {exc}")
+            return None
+
+    async def _reach(self, address: str) -> Connection:
+        return await reach(address, name="reader", own=self._own, purpose="read", tls=self._tls)

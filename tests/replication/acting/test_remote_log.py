@@ -1,0 +1,210 @@
+"""replication/acting/remote_log.py: a node's log read from afar is the log, and ends where the group has committed.
+
+docs/replication.md, "Reading a node's log"; docs/protocol.md, "Readers".
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
+from tranlog.errors import ConfigError, LogUnreadableError, NoNodeError, PurgedError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import LogReader
+from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.remote_log import RemoteLog, open_remote
+from tranlog.replication.rules.config import MAJORITY
+from tranlog.service.thl.thl import main as thl
+
+
+def commit(group: LiveGroup, *texts: str, w: int | str = MAJORITY) -> Gtid:
+    with group.client() as client:
+        for text in texts:
+            answer = client.commit(words(text), w=w, wtimeout=LONG_S, event_id=text)
+            assert isinstance(answer, Satisfied)
+    assert answer.gtid is not None
+    return answer.gtid
+
+
+def remote(group: LiveGroup, **options: object) -> RemoteLog:
+    return open_remote(group.url, **{"find_s": LONG_S, "timeout": LONG_S, **options})  # type: ignore[arg-type]
+
+
+def test_the_log_of_a_node_is_read_as_any_log(tmp_path: Path) -> None:
+    """Range, headers, payloads, cursors, index, hash and batches are those of a reader beside the node."""
+    with live_group(tmp_path, "a") as group:
+        last = commit(group, "e1", "e2", "e3")
+        with remote(group, consistency=f"at least {last}") as log, LogReader.open(str(tmp_path / "a")) as beside:
+            held: ReadableLog = log
+            assert held.keeps_holds
+            assert log.node == "a" and log.range() == beside.range() and log.range().last_seqno == last.seqno
+            assert log.history == beside.history and log.index() == beside.index()
+            for seqno in range(last.seqno + 1):
+                assert log.header(Seqno(seqno)) == beside.header(Seqno(seqno))
+                assert log.payload(Seqno(seqno)) == beside.payload(Seqno(seqno))
+                assert log.h(Seqno(seqno)) == beside.h(Seqno(seqno))
+            assert log.header(Seqno(last.seqno + 1)) is None
+            with log.cursor() as far, beside.cursor(committed_only=True) as near:
+                batches = [list(one.batches(until=last.seqno, wait=False)) for one in (far, near)]
+                assert batches[0] == batches[1] != []
+            with pytest.raises(ConfigError, match="a node keeps none"):
+                log.cursor(hold="mine")
+
+
+@pytest.mark.long
+def test_a_cursor_goes_on_with_what_is_committed_and_stops_before_the_rest(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+        before = commit(group, "before", w=3)
+        primary = group.await_primary()
+        with remote(group, prefer="primary", consistency=f"at least {before}") as log, log.cursor() as cursor:
+            assert log.node == primary
+            cursor.seek(before.seqno)
+            assert cursor.next_header() is not None
+            waiter = threading.Thread(target=commit, args=(group, "while it waits"))
+            waiter.start()
+            header = cursor.next_header(timeout_s=LONG_S)
+            waiter.join()
+            assert header is not None and header.event_id == "while it waits"
+            others = [name for name in "abc" if name != primary]
+            for name in others:
+                group.stop(name)
+            with group.client() as client:  # durable at the primary alone
+                alone = client.commit(words("alone"), w=1, wtimeout=LONG_S, event_id="alone")
+            if isinstance(alone, Satisfied):
+                assert log.range().last_seqno < alone.gtid.seqno and cursor.next_header() is None
+                with LogReader.open(str(tmp_path / primary)) as beside:
+                    assert beside.range().last_seqno == alone.gtid.seqno, "who is beside the node sees it"
+
+
+@pytest.mark.long
+def test_which_node_is_read_and_how_far_it_must_be(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+        last = commit(group, "x", w=3)
+        group.await_whole()
+        primary = group.await_primary()
+        for prefer, good in (("primary", {primary}), ("replica", set("abc") - {primary}), ("nearest", set("abc"))):
+            with remote(group, prefer=prefer) as log:
+                assert log.node in good
+        with remote(group, consistency="latest", prefer="replica") as log:
+            assert log.node == primary, "the primary alone can tell"
+            assert log.range().last_seqno >= last.seqno
+        with pytest.raises(NoNodeError, match=r"`at least GTID\(1000, 1\)` was not so within 0.2 s"):
+            remote(group, consistency="at least GTID(1000, 1)", timeout=0.2)
+        with pytest.raises(NoNodeError, match="none of 3 nodes fits"):
+            remote(group, prefer="replica", tags=[{"site": "elsewhere"}], find_s=0.1)
+        for option, value in (("consistency", "at last"), ("consistency", "at least GTID(1)"), ("prefer", "any")):
+            with pytest.raises(ConfigError):
+                remote(group, **{option: value})
+
+
+@pytest.mark.long
+def test_a_large_transaction_is_read_in_pieces(tmp_path: Path) -> None:
+    """One that spilled, whose fragments stand in files of their own."""
+    with live_group(tmp_path, "a") as group, group.client() as client:
+        big = [one for at in range(9) for one in words(f"{at}" * 500_000)]
+        answer = client.commit(big, w=1, wtimeout=LONG_S, event_id="big")
+        assert isinstance(answer, Satisfied)
+        with remote(group, consistency=f"at least {answer.gtid}") as log, log.cursor() as cursor:
+            cursor.seek(answer.gtid.seqno)
+            assert cursor.next_header() is not None
+            assert list(cursor.current().changes()) == big
+
+
+@pytest.mark.long
+def test_a_node_that_ends_is_one_error_and_another_is_read(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+        last = commit(group, "x", w=3)
+        group.await_whole()
+        with remote(group, consistency=f"at least {last}") as log:
+            group.stop(log.node)
+            eventually(lambda: log.lost)
+            with pytest.raises(LogUnreadableError, match="open the log again"):
+                log.range()
+            with remote(group, consistency=f"at least {last}") as other:
+                assert other.node != log.node and other.range().last_seqno >= last.seqno
+
+
+@pytest.mark.long
+def test_what_was_purged_is_said_to_be(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group:
+        commit(group, "e1", "e2")
+        thread = group.nodes["a"].thread
+        assert thread is not None
+
+        log = thread.log.log
+        thread.call(lambda core: log.add_segment()).result(LONG_S)
+        last = commit(group, "e3")
+        thread.call(lambda core: log.purge(below=last.seqno)).result(LONG_S)
+        with remote(group, consistency=f"at least {last}") as far, far.cursor() as cursor:
+            assert far.range().first_seqno > 0
+            with pytest.raises(PurgedError):
+                cursor.seek(Seqno(0))
+
+
+@pytest.mark.long
+def test_a_reader_sees_the_logs_files_and_nothing_else(tmp_path: Path) -> None:
+    """Not the node's vote, nor what lies outside; nothing can be written; files that stay open are few."""
+    with live_group(tmp_path, "a") as group:
+        commit(group, "x")
+        (tmp_path / "secret").write_text("secret")
+        with remote(group) as log:
+            disk = log._node_disk
+            root = "thl://a"
+            assert (
+                disk.exists(f"{root}/positions") and disk.exists(f"{root}/group") and "positions" in disk.list_dir(root)
+            )
+            for name in (
+                "group/node",
+                "../secret",
+                "group/../../secret",
+                ".hidden",
+                "rollback/0",
+                "/etc/hostname",
+                "a\0b",
+            ):
+                with pytest.raises(OSError) as told:
+                    disk.open(f"{root}/{name}")
+                assert told.value.errno == errno.ENOENT, name
+            for name in ("disk.unlink", "disk.make_dir", "disk.sync_dir", "disk.lock"):
+                with pytest.raises(OSError) as told:
+                    getattr(disk, name.partition(".")[2])(f"{root}/positions")
+                assert told.value.errno == errno.EROFS
+            with pytest.raises(OSError, match="files are open already"):
+                _ = [disk.open(f"{root}/positions") for _ in range(1000)]
+        commit(group, "y")
+        assert events(tmp_path / "a") == ["x", "y"]
+
+
+def test_thl_looks_into_a_nodes_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """list, tail, info, index as beside the node; what changes a log, or checks it, does not go there."""
+    with live_group(tmp_path, "a") as group:
+        last = commit(group, "e1", "e2")
+
+        def shown(*words: str) -> str:
+            assert thl(words) == 0
+            return capsys.readouterr().out
+
+        for command in (
+            "list",
+            "list -headers -json",
+            "list -gtid 'GTID(1, 1)'",
+            "list -event e2",
+            "tail -n 1",
+            "index",
+        ):
+            split = [word.strip("'") for word in re.split(r" (?![^(]*\))", command)]
+            far = shown("-node", group.url, *split)
+            assert far == shown("-dir", str(tmp_path / "a"), *split) != ""
+        assert f"max seq# = {last.seqno}\n" in shown("info", "-node", group.url)
+        for command in ("verify", "purge", "repair"):
+            assert thl(("-node", group.url, command)) == 2
+            assert "-node" in capsys.readouterr().err
+        assert thl(("-node", group.url, "-dir", "x", "info")) == 2
+        assert thl(("-node", group.url, "-tls-ca", "x", "info")) == 2
+        assert thl(("-node", "nowhere", "info")) == 2

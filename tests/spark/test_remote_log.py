@@ -1,0 +1,86 @@
+"""A node's log in Spark, batch and stream, by `option("node", ...)`: docs/spark.md, "The log of a node"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fix_live_group import LONG_S, LiveGroup, live_group, words
+from tranlog.errors import ConfigError
+from tranlog.ids import Gtid
+from tranlog.pipeline.datasource.datasource_options import parse_options
+from tranlog.replication.acting.client import Satisfied
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def commit(group: LiveGroup, *texts: str) -> Gtid:
+    with group.client() as client:
+        for text in texts:
+            answer = client.commit(words(text), w=2, wtimeout=LONG_S, event_id=text)
+            while not isinstance(answer, Satisfied):  # the first may find a former primary's connection
+                answer = client.commit(words(text), w=2, wtimeout=LONG_S, event_id=text)
+    assert answer.gtid is not None
+    return answer.gtid
+
+
+@pytest.mark.spark
+def test_a_query_reads_a_node(tmp_path: Path, spark: SparkSession) -> None:
+    with live_group(tmp_path) as group:
+        last = commit(group, *(f"e{at}" for at in range(30)))
+        options = {"node": group.url, "consistency": f"at least {last}", "consistencyTimeout": "60", "partitions": "3"}
+        for prefer in ("primary", "replica", "nearest"):
+            read = spark.read.format("thl").options(**options, readPreference=prefer).load()
+            assert read.rdd.getNumPartitions() == 3
+            found = read.where("kind = 'statement'").orderBy("seqno").select("event_id", "statement", "gtid").collect()
+            assert [(row["event_id"], row["statement"]) for row in found] == [(f"e{at}", f"e{at}") for at in range(30)]
+            assert found[-1]["gtid"] == str(last)
+        beside = spark.read.format("thl").load(str(tmp_path / group.await_primary()))
+        assert beside.orderBy("seqno").collect() == read.orderBy("seqno").collect()
+
+
+@pytest.mark.spark
+def test_a_stream_goes_on_at_another_node(tmp_path: Path, spark: SparkSession) -> None:
+    """Its offsets are GTIDs, which mean the same everywhere: each transaction comes once."""
+    with live_group(tmp_path) as group:
+
+        def read(text: str) -> list[str]:
+            last = commit(group, text)
+            options = {"node": group.url, "consistency": f"at least {last}", "consistencyTimeout": "60"}
+            stream = spark.readStream.format("thl").options(**options).load().where("kind = 'statement'")
+            query = (
+                stream.select("event_id")
+                .writeStream.format("parquet")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start(str(tmp_path / "out"))
+            )
+            query.awaitTermination()
+            return sorted(row["event_id"] for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+        assert read("e0") == ["e0"]
+        group.stop(group.await_primary())
+        group.await_primary()
+        assert read("e1") == ["e0", "e1"]
+
+
+def test_options_of_a_node_are_checked() -> None:
+    node = {"node": "thl://a:2112"}
+    read = parse_options({**node, "tags": '[{"site": "x"}, {}]', "readprefERENCE": "replicapreferred"}).node
+    assert read is not None and read.tags == ({"site": "x"}, {}) and read.prefer == "replicaPreferred"
+    for given in (
+        {"path": "log", **node},
+        {"readPreference": "primary", "path": "log"},
+        {**node, "readPreference": "any"},
+        {**node, "consistency": "soon"},
+        {**node, "tags": "x"},
+        {**node, "upto": "visible"},
+        {**node, "hold": "mine"},
+        {**node, "tlsCa": "ca.pem"},
+        {"node": "a:2112"},
+    ):
+        with pytest.raises(ConfigError):
+            parse_options(given)
