@@ -67,6 +67,13 @@ def columns_of(target: Target, of: TableMap) -> list[str]:
     return []
 
 
+def shape_of(target: Target, of: TableMap) -> list[tuple[str, str, bool]]:
+    """Return what a table's columns are here: name, type, whether NULL is refused by word; none where it is not."""
+    with suppress(Exception):
+        return [(one.name, one.declared, one.loosens) for one in session_of(target).table(of).columns.values()]
+    return []
+
+
 # --- what following does, step by step ---------------------------------------------------------------------
 
 
@@ -127,6 +134,27 @@ def test_two_channels_make_one_table(following: Bench, monkeypatch: pytest.Monke
     wider = with_columns(ITEMS, *ITEMS.columns, NOTE)
     following.apply([insert(wider, (1, "a", 1, "x"))])
     assert following.rows(wider) == content([(1, "a", 1, "x")])
+
+
+def test_a_column_takes_null_where_the_source_has_it(following: Bench) -> None:
+    """With the rows that are here. What the primary key has stays, and so does a default that would be lost."""
+    strict = with_columns(ITEMS, ID, *[msgspec.structs.replace(one, nullable=False) for one in ITEMS.columns[1:]])
+    following.target.rows.create_table(strict)
+    following.apply([insert(strict, (1, "a", 1))])
+    loose = with_columns(ITEMS, msgspec.structs.replace(ID, nullable=True), *ITEMS.columns[1:])
+    if following.target.kind == "sqlite":
+        with pytest.raises(ConflictError, match="NOT NULL"):
+            following.apply([insert(loose, (2, None, None))])
+        return
+    following.apply([insert(loose, (2, None, None))])
+    assert following.rows(loose) == content([(1, "a", 1), (2, None, None)])
+    assert not any(refuses for _, _, refuses in shape_of(following.target, loose))
+    if following.target.kind == "mariadb":
+        told = with_columns(replace_name(ITEMS, "told"), *strict.columns)
+        following.target.rows.create_table(told)
+        session_of(following.target).run("ALTER TABLE shop.told MODIFY COLUMN n INT NOT NULL DEFAULT 7")
+        with pytest.raises(ConflictError, match="cannot be null"):
+            following.apply([insert(with_columns(told, *loose.columns), (2, None, None))])
 
 
 def test_a_column_is_added_while_there_are_no_rows(following: Bench) -> None:
@@ -224,7 +252,7 @@ def outcome(bench: Bench, case: Case, source: str) -> str:
         bench.target.rows.create_table(before)
     if case.rows:
         bench.apply([insert(before, one) for one in case.rows])
-    shape, stood = columns_of(bench.target, before), bench.applied
+    shape, stood = shape_of(bench.target, before), bench.applied
     transactions: list[list[Change]] = []
     if sql := {"mariadb": case.mariadb, "sqlite": case.sqlite}.get(source, ""):  # a PostgreSQL's stream has no DDL
         transactions.append([Statement(schema=schema, sql=sql.replace("{}", name), ddl=True)])
@@ -246,7 +274,7 @@ def outcome(bench: Bench, case: Case, source: str) -> str:
     assert bench.applied == stood + len(transactions)
     if case.columns and case.columns == case.before:
         assert len(list(bench.target.rows.read(before))) == len(case.rows) + 1
-    return "follows" if columns_of(bench.target, before) != shape else "goes on"
+    return "follows" if shape_of(bench.target, before) != shape else "goes on"
 
 
 SOURCES: Final = ("mariadb", "sqlite", "postgres")
@@ -272,6 +300,9 @@ the source's own kind (MariaDB, SQLite) runs the statement, unless the option is
 
 A PostgreSQL source sends no word of a renamed table: with `follow` its next row makes a new one under the new name,
 without the rows that were there. Rename the table at the target while the pipeline is stopped.
+
+With `ddl = "follow"` a column takes NULL where the source's does, unless it is in the primary key, and at a MariaDB has
+a default or a comment of its own, which the statement would take away. SQLite cannot do that to a table that is there.
 
 With `ddl = "follow"` a table is made as `tranlog tables create` makes it: columns, primary key and unique keys, no
 foreign keys, no other indexes.

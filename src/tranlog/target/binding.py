@@ -71,6 +71,8 @@ class TargetColumn:
     declared: str
     """The type in full, for messages."""
     nullable: bool = True
+    loosens: bool = False
+    """Whether it refuses NULL, and one statement, which changes nothing else, makes it take NULL."""
     generated: bool = False
     moves: bool = False
     """Whether an update that does not set it changes it all the same: ON UPDATE CURRENT_TIMESTAMP."""

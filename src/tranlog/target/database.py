@@ -173,19 +173,25 @@ class SqlRows:
         raise BehindError(follow)
 
     def _behind(self, table: TableMap) -> tuple[str, ...]:
-        """Return what makes a table, or the columns that it lacks while it has no rows; nothing where that is not it.
+        """Return what makes a table, what gives it the columns that it lacks while it has no rows, or columns NULL.
 
-        What an added column is to hold in rows that are here, no table map tells.
+        Nothing where that is not it. What an added column is to hold in rows that are here, no table map tells.
         """
         try:
             here = self.session.table(table)
         except MissingTableError:
             return self.dialect.create_table(table)
-        names = {self.dialect.quote(name) for name in here.columns}
-        lacking = [at for at, one in enumerate(table.columns) if self.dialect.quote(one.name) not in names]
-        if not lacking or self.session.fetch(f"SELECT 1 FROM {self.dialect.table_name(table)} LIMIT 1"):
+        name, dialect = self.dialect.table_name(table), self.dialect
+        found = {dialect.quote(one.name): one for one in here.columns.values()}
+        lacking = [at for at, one in enumerate(table.columns) if dialect.quote(one.name) not in found]
+        if lacking and self.session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
             return ()
-        return tuple([self.dialect.add_column(table, at) for at in lacking])
+        statements = [dialect.add_column(table, at) for at in lacking]
+        for at, one in enumerate(table.columns):
+            column = found.get(dialect.quote(one.name))
+            if dialect.take_null and column and column.loosens and one.nullable and at not in table.primary_key:
+                statements.append(dialect.take_null(name, column))
+        return tuple(statements)
 
     def claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
         """Refuse a table whose name here is one of ours, or another table's already: two would become one."""

@@ -65,6 +65,8 @@ class Dialect:
     """The statements that make the table, and its schema, where they are missing."""
     add_column: Callable[[TableMap, int], str]
     """The statement that gives a table one column of a source's table more."""
+    take_null: Callable[[str, TargetColumn], str] | None = None
+    """The statement that makes a column take NULL, by the table's quoted name; None where none ever `loosens`."""
 
     accepts: Callable[[Column, TargetColumn], None]
     """Raise MismatchError where a column here cannot take what the source's column holds, whatever the value."""

@@ -88,6 +88,8 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 _COLUMNS: Final = """
 SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR EXTRA LIKE '%%GENERATED%%',
        EXTRA LIKE '%%on update%%', IS_NULLABLE = 'YES',
+       IS_NULLABLE = 'NO' AND COLUMN_KEY <> 'PRI' AND EXTRA = '' AND COLUMN_COMMENT = ''
+       AND COALESCE(COLUMN_DEFAULT, '') IN ('', '''0000-00-00 00:00:00'''),
        CAST(NUMERIC_SCALE AS SIGNED), CAST(DATETIME_PRECISION AS SIGNED),
        CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME, GENERATION_EXPRESSION IN ('ROW START', 'ROW END')
   FROM information_schema.COLUMNS
@@ -300,7 +302,8 @@ class MariadbSession:
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
         columns, period = {}, set()
         for row in self.fetch(_COLUMNS, names):
-            name, kind, declared, generated, moves, nullable, scale, precision, length, collation, of_period = row
+            name, kind, declared, generated, moves, nullable, loosens, *sizes, collation, of_period = row
+            scale, precision, length = sizes
             if of_period:
                 period.add(name)
             columns[name] = TargetColumn(
@@ -309,6 +312,7 @@ class MariadbSession:
                 category=CATEGORY_OF.get(kind, "other"),
                 declared=declared,
                 nullable=bool(nullable),
+                loosens=bool(loosens),
                 generated=bool(generated),
                 moves=bool(moves),
                 digits=precision

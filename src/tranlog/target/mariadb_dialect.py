@@ -294,6 +294,12 @@ def add_column(table: TableMap, index: int) -> str:
     return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_definer(table)(index, column)}"
 
 
+def take_null(table: str, column: TargetColumn) -> str:
+    """Return the statement that makes a column take NULL; nothing but type and collation is said of it."""
+    collation = f" COLLATE {column.collation}" if column.collation else ""
+    return f"ALTER TABLE {table} MODIFY COLUMN {quote(column.name)} {column.declared}{collation} NULL"
+
+
 _COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
 _TRIGGER: Final = re.compile(
     r"(create|alter|drop)\s+(or\s+replace\s+)?(definer\s*=\s*\S+(\s*@\s*\S+)?\s+)?(trigger|event)\b", re.IGNORECASE
@@ -821,6 +827,7 @@ MARIADB: Final = Dialect(
     one_name=table_name,
     create_table=create_table,
     add_column=add_column,
+    take_null=take_null,
     accepts=accepts,
     forms=MariadbForms(),
     selected=selected,

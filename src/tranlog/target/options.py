@@ -48,8 +48,9 @@ class TargetOptions:
     counted; the first is warned of. Then tables are the operator's. A statement that changes rows (TRUNCATE, a
     statement in a row's place) is never passed over, nor is DDL that takes rows away which are still here (DROP TABLE,
     a partition's end, CREATE of a table that is here): that stops, and says so. `follow`: a table that is missing is
-    made from the table map of its first change, a column is added while its table has no rows; a statement from another
-    kind is passed over where that does what it did, else it stops. docs/following.md has each change."""
+    made from the table map of its first change, a column is added while its table has no rows, and takes NULL where the
+    source's does; a statement from another kind is passed over where that does what it did, else it stops.
+    docs/following.md has each change."""
     net_effect: bool = False
     """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
     whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and

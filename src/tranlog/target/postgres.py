@@ -83,6 +83,8 @@ _COLUMNS: Final = """
 SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND b.typlen = -1,
        format_type(b.oid, -1), format_type(a.atttypid, a.atttypmod),
        CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, c.relkind,
+       a.attnotnull AND a.attidentity = '' AND NOT EXISTS (
+           SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary AND a.attnum = ANY (p.indkey)),
        c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
        AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1
   FROM pg_class c
@@ -318,7 +320,7 @@ class PostgresSession:
         if rows[0][8] not in _TABLE_KINDS:
             raise MissingTableError("this name is not a table's")
         columns = {}
-        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, _ in rows:
+        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, loosens, _ in rows:
             if name is None:  # a table without columns
                 continue
             category = "array" if is_array and typtype == "b" and typname.startswith("_") else CATEGORY_OF.get(typname)
@@ -326,13 +328,14 @@ class PostgresSession:
                 name=name,
                 type_name=type_name,
                 category=category or "other",
+                loosens=loosens,
                 generated=generated,
                 declared=declared,
                 digits=_digits(typname, typmod),
                 length=_length(typname, typmod),
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
-        return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][9])
+        return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][10])
 
     def lacks_create(self) -> str:
         ((schema, user, may),) = self.fetch(

@@ -197,6 +197,11 @@ def add_column(table: TableMap, index: int) -> str:
     return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_defined(index, column)}"
 
 
+def take_null(table: str, column: TargetColumn) -> str:
+    """Return the statement that makes a column take NULL."""
+    return f"ALTER TABLE {table} ALTER COLUMN {quote(column.name)} DROP NOT NULL"
+
+
 # --- values in ------------------------------------------------------------------------------------------------------
 
 
@@ -559,6 +564,7 @@ POSTGRES: Final = Dialect(
     one_name=table_name,
     create_table=create_table,
     add_column=add_column,
+    take_null=take_null,
     accepts=accepts,
     forms=PostgresForms(),
     selected=lambda column, target, name: name,
