@@ -8,7 +8,6 @@ to the arrival of the notification that the target sends after its commit.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from frame import Bench, Question, at_most, run
 from latency import PATIENCE_S, Beside, from_append
-from server import CLIENT, CLIENTS, RATE
+from server import ask_for
 
 from tranlog.pipeline.rules.states import State
 from tranlog.service.process.api import WaitFor
@@ -40,8 +39,7 @@ def asked(path: Path) -> Iterator[None]:
     """Ask the process at this socket while the block runs, once its channels run."""
     online = WaitFor(state=State.ONLINE, timeout_s=PATIENCE_S)
     RunningPipeline(addresses=(str(path),)).ask("/wait", online, timeout_s=PATIENCE_S + GRACE_S)
-    command = [sys.executable, "-c", CLIENT, str(path), str(RATE // CLIENTS), str(LONG_S), "/status"]
-    clients = [subprocess.Popen(command) for _ in range(CLIENTS)]
+    clients = ask_for(str(path), "/status", LONG_S)
     try:
         yield
         for one in clients:

@@ -89,19 +89,17 @@ class SqliteQueue:
 def publish(store: MessageStore, calls: int, batch: int) -> None:
     """Put so many batches on the queue `a`, each durable."""
     for _ in range(calls):
-        for _ in range(batch - 1):
-            store.publish(CONTENT, queues=["a"], wait=False)
-        store.publish(CONTENT, queues=["a"])
+        if batch == 1:
+            store.publish(CONTENT, queues=["a"])
+        else:
+            store.publish_many([CONTENT] * batch, queues=["a"])
 
 
 def take(store: MessageStore, calls: int, batch: int) -> None:
     """Take so many batches off the queue `a`, each acknowledged durably."""
     for _ in range(calls):
-        deliveries = []
-        for _ in range(batch):
-            delivery = store.get("a")
-            assert delivery is not None and len(delivery.content) == len(CONTENT)
-            deliveries.append(delivery)
+        deliveries = store.get_many("a", batch)
+        assert [len(one.content) for one in deliveries] == [len(CONTENT)] * batch
         store.ack(*deliveries, wait=True)
 
 

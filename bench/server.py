@@ -33,18 +33,32 @@ QUESTION = Question(
 RATE = 20
 SECONDS = 20
 TRY_SECONDS = 5
+# What a client takes is not the process's: it gives way to all others, as one on another machine does.
 CLIENT = """\
-import sys, time
+import os, sys, time
 import httpx
 
+os.nice(19)
 path, rate, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-began = time.perf_counter()
+began = float(sys.argv[5])
 for turn in range(rate * seconds):
     time.sleep(max(0.0, began + turn / rate - time.perf_counter()))
     with httpx.Client(transport=httpx.HTTPTransport(verify=False, uds=path), timeout=30) as client:
         client.get("http://localhost" + sys.argv[4]).raise_for_status()
 """
 CLIENTS = 10
+STARTED_S = 1.0
+
+
+def ask_for(path: str, what: str, seconds: int) -> list[subprocess.Popen[bytes]]:
+    """Start the clients; their requests come evenly."""
+    began = time.perf_counter() + STARTED_S
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", CLIENT, path, str(RATE // CLIENTS), str(seconds), what, str(began + number / RATE)]
+        )
+        for number in range(CLIENTS)
+    ]
 
 
 def cpu_while_asked(path: str, what: str, seconds: int) -> tuple[float, float]:
@@ -52,10 +66,8 @@ def cpu_while_asked(path: str, what: str, seconds: int) -> tuple[float, float]:
     (thread,) = (one for one in threading.enumerate() if one.name == "server")
     assert thread.ident is not None
     clock = time.pthread_getcpuclockid(thread.ident)
-    command = [sys.executable, "-c", CLIENT, path, str(RATE // CLIENTS), str(seconds), what]
     at, whole, began = time.clock_gettime(clock), time.process_time(), time.perf_counter()
-    clients = [subprocess.Popen(command) for _ in range(CLIENTS)]
-    for one in clients:
+    for one in ask_for(path, what, seconds):
         if one.wait():
             raise SystemExit(f"a client ended with exit code {one.returncode}")
     passed = time.perf_counter() - began

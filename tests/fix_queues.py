@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tranlog.queues.core import Delivery
+from tranlog.queues.moving import move
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
 from tranlog.queues.transaction import BranchSession, StoreTransaction
@@ -25,6 +26,8 @@ Entry = tuple[int, int, int]
 State = dict[int, tuple[Entry, ...]]
 """By a queue's id what is on it, in order. By a branch in doubt, negative: queue and message of each publish."""
 Rows = dict[int, list[Entry]]
+MANY = b"many"
+"""The header of what is published at once."""
 PRODUCER = 0
 """Stands for a queue: the number at which the producer stands that publishes once."""
 Seen = tuple[dict[int, tuple[tuple[int, int], ...]], list[int], int]
@@ -115,7 +118,7 @@ def number_of(delivery: Delivery, seed: int) -> int:
     raw = delivery.content
     number = int(raw[: raw.index(b":")])
     assert raw == content_of(number, seed), "a message came back with other bytes"
-    assert delivery.header == b"h%d" % number
+    assert delivery.header in (b"h%d" % number, MANY)
     return number
 
 
@@ -208,8 +211,10 @@ class QueueLife:
         step = self.rng.randrange(33)
         if not self.ledger.ids or step == 0:
             self.declare()
-        elif step < 8:
+        elif step < 7:
             self.publish()
+        elif step == 7:
+            self.publish_many()
         elif step < 12:
             self.take()
         elif step < 16:
@@ -270,6 +275,18 @@ class QueueLife:
         if wait and not transient:
             self.ledger.durable()
 
+    def publish_many(self) -> None:
+        """Each counts by itself: a crash leaves the first ones."""
+        name, made = self.some(), [self.new_message() for _ in range(self.rng.randrange(1, 5))]
+        for number, _ in made:
+            state = self.ledger.now()
+            state.setdefault(self.ledger.ids[name], []).append((number, 0, 0))
+            self.ledger.then(state)
+        wait = self.rng.random() < 0.5
+        self.store.publish_many([content for _, content in made], queues=[name], header=MANY, wait=wait)
+        if wait:
+            self.ledger.durable()
+
     def is_transient(self, number: int) -> bool:
         """Whether a message is published as a transient one, and note it: each fourth is."""
         if number % 4:
@@ -295,8 +312,7 @@ class QueueLife:
         self.ledger.durable()
 
     def take(self) -> None:
-        delivery = self.store.get(self.some())
-        if delivery is not None:
+        for delivery in self.store.get_many(self.some(), self.rng.randrange(1, 4)):
             number = number_of(delivery, self.seed)
             held = {one for other, one in self.held if other.place.queue_id == delivery.place.queue_id}
             row = self.ledger.states[-1][delivery.place.queue_id]
@@ -312,9 +328,12 @@ class QueueLife:
             self.comes_back(delivery.place.queue_id, number)
             self.store.requeue(delivery)
             return
-        self.ledger.remove(delivery.place.queue_id, number)
+        answered = [(delivery, number), *self.held[: self.rng.randrange(3)]]
+        del self.held[: len(answered) - 1]
+        for delivery, number in answered:
+            self.ledger.remove(delivery.place.queue_id, number)
         wait = self.rng.random() < 0.4
-        (self.store.ack if self.rng.random() < 0.8 else self.store.reject)(delivery, wait=wait)
+        (self.store.ack if self.rng.random() < 0.8 else self.store.reject)(*(one for one, _ in answered), wait=wait)
         if wait:
             self.ledger.durable()
 
@@ -407,7 +426,7 @@ class QueueLife:
         with core.journal.lock, core.journal:
             movable, _, _ = core.state.pinning(core.state.lowest(core.journal.buffer.number))
             for message in movable:
-                core.move(message)
+                move(core.journal, core.state, core.section, message)
 
     def purge(self) -> None:
         name = self.some()

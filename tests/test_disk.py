@@ -1,4 +1,4 @@
-"""`disk`: the real one, on real files and real locks (design/log-format.md, "Directory").
+"""`disk`: the real one, on real files and real locks.
 
 The lock "excludes a second writer in the same process, in another one, and the ancestor's own lock on the same
 file". Java's FileChannel.tryLock is fcntl(F_SETLK) on the whole file; so is Python's `fcntl.lockf`, which stands

@@ -1,6 +1,6 @@
 """`errors`: every exception carries typed fields, says them, says what to do next, and survives pickling.
 
-Proves design/conventions.md 6.1: "Fields are typed and set in the constructor; the message is built from them".
+Proves: "Fields are typed and set in the constructor; the message is built from them".
 Spark pickles an exception to bring it from a task to the driver.
 """
 

@@ -1,6 +1,6 @@
 """docs/format.md says what the code writes: every table against its constant, and an example written anew.
 
-Proves design/conventions.md 6.7: "docs/format.md rows carry the constant's name, and a test compares offsets and
+Proves: "docs/format.md rows carry the constant's name, and a test compares offsets and
 sizes". The example is explained by a reader of its own, which knows only what the page says. When the example has
 to change, `.venv/bin/python tests/test_format_doc.py` writes it into the page.
 """

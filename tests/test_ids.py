@@ -1,4 +1,4 @@
-"""`ids`: a GTID's order, bytes and text (design/glossary.md, "Numbers, and the ladder"); an LSN's parts."""
+"""`ids`: a GTID's order, bytes and text; an LSN's parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/programming.md runs, block by block, as it stands there; issue 5, item 8: the document's two examples."""
+"""docs/programming.md runs, block by block, as it stands there: the document's two examples."""
 
 from __future__ import annotations
 

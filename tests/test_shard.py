@@ -1,4 +1,4 @@
-"""`shard`: which shard a transaction belongs to (design/data-model.md, "Shards")."""
+"""`shard`: which shard a transaction belongs to."""
 
 from __future__ import annotations
 

@@ -88,7 +88,6 @@ def write_spilling(log: Log) -> None:
 def test_no_slice_is_written_before_those_who_commit_were_let_through(
     write: Callable[[Log], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 5, item 3."""
     done: list[int] = []
     give_way, pwrite = Steps.give_way, SimFile.pwrite
 

@@ -1,4 +1,4 @@
-"""Values as text and back, for columns that are text at the target: pure. design/data-model.md, "Values"."""
+"""Values as text and back, for columns that are text at the target: pure."""
 
 from __future__ import annotations
 

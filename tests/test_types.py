@@ -1,4 +1,4 @@
-"""`types`: what a value is, when two are the same, how it is printed (design/data-model.md, "Values")."""
+"""`types`: what a value is, when two are the same, how it is printed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The capture loop with a real log: order, groups, stops, and what stays when a side fails.
-
-Proves: design/sources.md, "it reads the outbox in id order, appends, syncs, then deletes"; issue 3, items 3 to 5 and
-"Bad input".
-"""
+"""The capture loop with a real log: order, groups, stops, and what stays when a side fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Power cut and kill at every step: what the source committed is in the log once, in order.
 
-Proves: issue 3, item 4, "A kill at any moment, between any two of the database's commit, the log's sync and the
+Proves: "A kill at any moment, between any two of the database's commit, the log's sync and the
 outbox's delete, loses and repeats nothing".
 """
 

@@ -1,6 +1,6 @@
 """The capture loop over fakes of source, outbox and disk: stopped or failed at every call of each.
 
-Issue 4, item 4: afterwards the log is exactly the committed transactions, in order, none twice, none missing; for a
+Afterwards the log is exactly the committed transactions, in order, none twice, none missing; for a
 source with an outbox that is freed, and for one that goes on from the position which the log holds. Item 5: the same
 when a call fails instead. A failing case prints the line that replays it.
 """

@@ -1,6 +1,6 @@
 """`tranlog capture` as a process on a disk that is really full: a clear end, and nothing lost or doubled after.
 
-Issue 4, item 5. The disk is a small tmpfs in a mount namespace of its own, which ends with its processes. Where this
+The disk is a small tmpfs in a mount namespace of its own, which ends with its processes. Where this
 place permits none the test is skipped, and the limit on file sizes (tests/service/test_cli.py) stands for it.
 """
 

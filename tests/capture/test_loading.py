@@ -1,6 +1,6 @@
 """Loads from a SQLite source through a real log to a real target, with writers between all steps and kills anywhere.
 
-Proves: issue 30, item 1: chunks stand in the log where they were read, a kill of anything is gone on from, rows that
+Proves: chunks stand in the log where they were read, a kill of anything is gone on from, rows that
 were there before capture end no pipeline.
 """
 

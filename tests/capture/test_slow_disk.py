@@ -1,6 +1,6 @@
 """Capture on a disk that takes a second per sync: it keeps up by larger batches, in bounded memory, in order.
 
-Issue 4, item 5. The clock is the test's: each sync moves it on by a second, each transaction of the source a little.
+The clock is the test's: each sync moves it on by a second, each transaction of the source a little.
 """
 
 from __future__ import annotations

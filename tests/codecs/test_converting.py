@@ -1,4 +1,4 @@
-"""From one codec to the other, a whole log: issue 6, item 4."""
+"""From one codec to the other, a whole log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The log on a disk that fails: an error at every call that changes the disk, once or from then on; then a reopening.
 
-Issue 4, item 5: after a failed sync nothing is assumed durable, the log closes for writing and says so; what was
+After a failed sync nothing is assumed durable, the log closes for writing and says so; what was
 acknowledged is there when it is opened again, also if the power goes before, or after. A failing case prints the
 line that replays it.
 """

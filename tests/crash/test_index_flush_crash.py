@@ -125,7 +125,7 @@ def calls_of(seed: int, steps: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("seed", few_of(range(8)))
 def test_a_cut_at_a_sample_of_calls_loses_nothing(seed: int, effort: Effort) -> None:
-    """Issue 5: a crash at every call of every writer here, the index's flush among them."""
+    """A crash at every call of every writer here, the index's flush among them."""
     total, of_the_index = calls_of(seed, STEPS)
     assert of_the_index > 4
     for cut in range(1 + seed % 3, total + 2, effort(9, 3, 3)):

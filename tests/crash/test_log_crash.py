@@ -73,7 +73,7 @@ def test_the_life_has_every_kind_of_call() -> None:
 
 @pytest.mark.long
 def test_a_cut_at_every_call_of_a_life_loses_nothing(effort: Effort) -> None:
-    """Issue 4, item 4; log-format.md, "Ends of a log". A sample of them in `make unit`."""
+    """log-format.md, "Ends of a log". A sample of them in `make unit`."""
     seed = 1
     total = calls_of(seed, STEPS).calls
     assert total > 100

@@ -1,4 +1,4 @@
-"""Issue 4, item 2: the two mutants of capture and log are caught by cutting the power at calls of the log's disk.
+"""The two mutants of capture and log are caught by cutting the power at calls of the log's disk.
 
 Each within the number of rounds that stands here; over the same rounds the product as it is shows nothing. A kill of
 the process alone shows the freed outbox, too; a log that acknowledges before its sync it cannot show, since the

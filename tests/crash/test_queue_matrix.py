@@ -20,6 +20,7 @@ from fix_crash import replayable
 from fix_effort import Effort
 from tranlog.errors import TranlogError
 from tranlog.queues.core import Delivery
+from tranlog.queues.moving import move
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.records import ACKED, DEQUEUE, DEQUEUE_BODY, START, START_BODY, TX_START, WHOLE
 from tranlog.queues.rules.state import NO_LSN
@@ -206,7 +207,7 @@ def moved(store: MessageStore) -> None:
         movable, fixed, undecided = core.state.pinning(core.state.lowest(core.journal.buffer.number))
         assert movable and not fixed and not undecided
         for message in movable:
-            core.move(message)
+            move(core.journal, core.state, core.section, message)
     store.sync()
 
 

@@ -1,6 +1,6 @@
 """A repair that is cut off at any call of the disk is finished by the next one, and loses nothing that was not told.
 
-Issue 5, "How it is proven": a crash at every call with torn and reordered unsynced writes.
+A crash at every call with torn and reordered unsynced writes.
 """
 
 from __future__ import annotations

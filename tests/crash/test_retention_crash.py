@@ -1,6 +1,6 @@
 """Closing segments for their age, adding, trimming and purging under loss of power: cut at every call, opened again.
 
-Issue 5, "How it is proven": rotate, purge, trim. What was acknowledged and not given up is there; the row has no hole;
+Rotate, purge, trim. What was acknowledged and not given up is there; the row has no hole;
 a hold keeps what it keeps; and whoever lost something is told why, since the reason is durable before the first file
 goes.
 """

@@ -1,6 +1,6 @@
 """Spill under loss of power: cut at every call that changes the disk, keep a random part, open again, compare.
 
-Issue 5, "How it is proven", for the writers of spill: after any crash a transaction that spilled is in the log whole or
+For the writers of spill: after any crash a transaction that spilled is in the log whole or
 not at all, no reference has lost a part, and what was aborted or cut off leaves nothing behind.
 """
 

@@ -38,6 +38,7 @@ def public() -> Iterator[Path]:
         ("mariadb,sqlite", "postgres"),
         pytest.param("mariadb,sqlite,postgres", "mariadb", marks=pytest.mark.slow),
         pytest.param("postgres", "mariadb", marks=pytest.mark.slow),
+        pytest.param("foreign", "postgres", marks=pytest.mark.slow),
     ],
 )
 def test_kills_lose_and_double_nothing(public: Path, rounds: int, services: str, target: str) -> None:
@@ -55,7 +56,7 @@ def test_kills_lose_and_double_nothing(public: Path, rounds: int, services: str,
 
 
 def test_each_kind_comes_at_least_four_times_in_fifty_rounds() -> None:
-    """Issue 4, item 1; and each kind comes to each service that can suffer it."""
+    """Each kind comes to each service that can suffer it."""
     kinds = kill_harms.KINDS
     for seed in range(50):
         planned = kill_harms.plan(list(kinds), kill_rounds.SERVICES, 50, seed)

@@ -1,6 +1,6 @@
 """Large transactions and large rows, through real processes: memory stays bounded, and nothing arrives by half.
 
-Proves design/data-model.md, "Large transactions": "stream as fragments … no process holds one whole". Memory is the
+Proves: "stream as fragments … no process holds one whole". Memory is the
 peak of each process's resident set, as the kernel keeps it (VmHWM), so it does not matter when it is looked at.
 """
 

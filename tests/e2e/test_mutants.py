@@ -1,4 +1,4 @@
-"""Issue 4, item 2: `make kill` itself, run with a mutant in the product's place, sees what it does.
+"""`make kill` itself, run with a mutant in the product's place, sees what it does.
 
 The whole harness, started as a user would: `tests/kill/kill_rounds.py --path tests/mutants`, TRANLOG_MUTANT in the
 environment, a judgement after each round, the end at the first thing that is wrong. The harness is not the mutant; the

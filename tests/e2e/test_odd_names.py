@@ -1,4 +1,4 @@
-"""Names that hurt, from each source into each target: carried, or refused before anything is done; issue 4, item 6.
+"""Names that hurt, from each source into each target: carried, or refused before anything is done.
 
 Capture, log and apply are the real ones; the channel's task runs in this process, without Spark.
 """

@@ -1,4 +1,4 @@
-"""A log of many gigabytes: what must not grow with it does not. Issue 6, item 7.
+"""A log of many gigabytes: what must not grow with it does not.
 
 No time is asserted: the figures are printed by `scale_log.py`, and stand in docs/performance.md.
 """

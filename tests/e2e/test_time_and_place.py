@@ -1,4 +1,4 @@
-"""Issue 4, item 7: clocks that jump, time zones that differ, and logs in odd places, from the source to the target.
+"""Clocks that jump, time zones that differ, and logs in odd places, from the source to the target.
 
 Correctness may lean on no wall clock and no place: what a clock tells goes into stamps, and decides only when old
 segments may go, and that never against a hold.

@@ -1,6 +1,6 @@
 """`tranlog doctor` at real servers: each check where it is right, where it is wrong, and after what it says was done.
 
-Proves: issue 30, item 4: what is wrong, and the statement or command that mends it.
+Proves: what is wrong, and the statement or command that mends it.
 """
 
 from __future__ import annotations

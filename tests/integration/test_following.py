@@ -1,6 +1,6 @@
 """Tables at the target that follow the source's, and what each change of a table comes to: docs/following.md.
 
-Proves: issue 30, item 3. With `TRANLOG_WRITE_DOCS=1` in front of pytest this file writes the page anew.
+With `TRANLOG_WRITE_DOCS=1` in front of pytest this file writes the page anew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Loads from a server under writers: a strict replay of the log, and tables that cannot be read at a position.
 
-Proves: issue 30, item 1 and "How it is proven": after each chunk every before image equals what stands there, for
+Proves: after each chunk every before image equals what stands there, for
 chunks read under six writers, without a lock.
 """
 

@@ -1,4 +1,4 @@
-"""MariaDB as a source, against a real server: design/sources.md, "MariaDB", and issue item 10."""
+"""MariaDB as a source, against a real server."""
 
 from __future__ import annotations
 
@@ -517,7 +517,7 @@ def test_two_domains(mariadb: MariaDbAddress, mariadb_database: str, follow: Cal
 
 
 def test_where_a_log_without_an_event_starts(fresh_binlog: MariaDbServer, follow: Callable[..., Follower]) -> None:
-    """Issue item 10: "start from GTID or file and position, or from now"; and from the earliest."""
+    """ "start from GTID or file and position, or from now"; and from the earliest."""
     server = fresh_binlog
     run(server, "", "CREATE TABLE s.t (id INT PRIMARY KEY)")
     places = []
@@ -960,7 +960,7 @@ def test_the_binlog_is_reset_under_a_running_capture(
 def test_kill_9_of_the_server_loses_and_repeats_nothing(
     start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
 ) -> None:
-    """Issue item 10, "reconnects without repeats": kill -9 while it is written and read."""
+    """Kill -9 while it is written and read."""
     server = start_mariadb(options={"sync_binlog": 1, "innodb_flush_log_at_trx_commit": 1})
     run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY, v VARBINARY(200))")
     follower = follow(options_for(server))
@@ -1305,7 +1305,7 @@ def test_a_log_that_begins_while_a_branch_is_prepared(
 def test_a_server_that_does_not_log_full_rows_is_refused(
     mariadb: MariaDbAddress, option: str, value: str, words: list[str]
 ) -> None:
-    """Issue item 10: "refuses a server without ROW/FULL/FULL, naming the SET statements"."""
+    """ "refuses a server without ROW/FULL/FULL, naming the SET statements"."""
     before = mariadb.execute(f"SELECT @@global.{option}")[0][0]
     mariadb.execute(f"SET GLOBAL {option} = {value}")
     try:

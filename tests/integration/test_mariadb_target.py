@@ -1,4 +1,4 @@
-"""MariaDB as a target: its sessions, its settings, its names and limits, statements that commit. Issue item 9."""
+"""MariaDB as a target: its sessions, its settings, its names and limits, statements that commit."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ def test_ddl_that_ran_before_the_position_moved_is_not_run_again(bench: Bench) -
 
 @pytest.mark.parametrize("ran", [True, False])
 def test_a_dropped_table_of_statements_leaves_each_uncertain(bench: Bench, ran: bool) -> None:
-    """Issue 7, "Bad input": what was noted there is not known, and a table made anew would say that nothing was."""
+    """What was noted there is not known, and a table made anew would say that nothing was."""
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     bench.target.rows.create_table(table("named", ID))

@@ -1,4 +1,4 @@
-"""Every type of MariaDB, from the binlog and by SELECT: design/data-model.md, "Values", on a real server."""
+"""Every type of MariaDB, from the binlog and by SELECT, on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 7, item 2: order at the target is order in the log, over random workloads, channels and kills.
+"""Order at the target is order in the log, over random workloads, channels and kills.
 
 `mutants/order_rounds` plays the rounds at a real PostgreSQL, `tranlog.testing.order` judges them; and of each rule on
 which order rests, a mutant without it is found. A round's seed is in what is found; `order_rounds.py` replays it, and

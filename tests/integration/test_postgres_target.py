@@ -1,4 +1,4 @@
-"""PostgreSQL as a target: its locks and sessions, its settings, its errors. design/pipeline.md, issue item 11."""
+"""PostgreSQL as a target: its locks and sessions, its settings, its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What targets that are servers have in common: their locks and sessions, lost connections, constraints. Issue item 11.
+"""What targets that are servers have in common: their locks and sessions, lost connections, constraints.
 
 design/pipeline.md, "A stopped process holds its locks"; what only one kind does is in `test_<kind>_target.py`.
 """
@@ -69,7 +69,7 @@ def stranger(bench: Bench) -> Iterator[Session]:
 def test_a_stopped_task_s_session_is_ended_by_its_successor(
     bench: Bench, stop_task: Callable[..., StoppedTask]
 ) -> None:
-    """design/pipeline.md, "A stopped process holds its locks": and when it wakes it can write nothing."""
+    """And when it wakes it can write nothing."""
     bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
     claim(bench)
@@ -249,7 +249,7 @@ CREATE TRIGGER shop.d AFTER DELETE ON shop.items FOR EACH ROW
 
 
 def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
-    """Issue item 12: "an audit trigger at the target counts changes per table, operation and key"."""
+    """ "an audit trigger at the target counts changes per table, operation and key"."""
 
     def audited() -> list[str]:
         return sorted(what for (what,) in bench.session.fetch("SELECT what FROM audit"))

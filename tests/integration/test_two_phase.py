@@ -42,7 +42,7 @@ def run(*words: str, stop_after: str = "") -> None:
 def test_a_kill_between_any_two_steps_leaves_row_and_acknowledgement_together(
     tmp_path: Path, start_postgres: Callable[..., PostgresServer]
 ) -> None:
-    """Issue 33, item 4: the next run decides what was left, and each order has one row."""
+    """The next run decides what was left, and each order has one row."""
     postgres = start_postgres(options={"max_prepared_transactions": 10})
     mail, dsn = str(tmp_path / "mail"), postgres.dsn("postgres")
     for number, stop_after in enumerate(STEPS):

@@ -1,6 +1,6 @@
 """Every column type of every source, with its extremes, through every target: `docs/types.md` is what came of it.
 
-Proves design/data-model.md, "Values": "any source's value survives the log and reaches any target unchanged or is
+Proves: "any source's value survives the log and reaches any target unchanged or is
 refused by name". Each value is inserted at the source, captured into a log and applied by a target's own code; then
 three readings must agree: the log's, a SELECT at the source, and the target's. The page is written from what was seen:
 `TRANLOG_WRITE_DOCS=1 .venv/bin/pytest tests/integration/test_type_matrix.py` writes it anew.

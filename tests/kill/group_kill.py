@@ -25,14 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranlog.change import Statement
-from tranlog.disk import OS_DISK
 from tranlog.errors import ControlError, NoPrimaryError
 from tranlog.ids import Gtid
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.upkeep.diff import diff
 from tranlog.replication.acting.client import AsyncGroup, FailedOver, NotPrimary, Satisfied
 from tranlog.replication.acting.orders import NodeStatus
-from tranlog.replication.acting.rollback import read_saved
+from tranlog.replication.acting.rollback import read_operations, saved_rollbacks
 from tranlog.service.frame.exits import Told
 from tranlog.service.group_client import connect_async
 from tranlog.service.process.client import node_of
@@ -359,7 +358,8 @@ def failovers(done: list[Committed], kills: list[float]) -> list[float]:
 def judge(nodes: Nodes, load: Load) -> dict[str, object]:
     """Return what the logs say of what was acknowledged."""
     held = events(nodes.log_of("a"))
-    saved = {json.dumps(row.op) for name in NAMES for row in read_saved(str(nodes.log_of(name)), OS_DISK)}
+    logs = [str(nodes.log_of(name)) for name in NAMES]
+    saved = {json.dumps(row.op) for log in logs for rid in saved_rollbacks(log) for row in read_operations(log, rid)}
     rolled_back = "\n".join(saved)
     lost = [one.event for one in load.done if one.w == "majority" and one.event not in held]
     missing = [one.event for one in load.done if one.w != "majority" and one.event not in held]

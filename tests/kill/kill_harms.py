@@ -187,8 +187,7 @@ def _no_connection(service: Service, rng: random.Random) -> bool:
     )
     if not found or not found[0][0]:
         return False
-    with service.around.target.refusing():
-        service.around.target.end_session(found[0][0])
+    with service.around.target.refusing(found[0][0]):
         return _goes_on(service, rng, "without a connection")
 
 
@@ -358,7 +357,7 @@ class Kind:
     """A kind of harm: what does it, and to which services it can be done."""
 
     do: Callable[[Service, random.Random], bool]
-    services: tuple[str, ...] = ("mariadb", "sqlite", "postgres")
+    services: tuple[str, ...] = ("mariadb", "sqlite", "postgres", "foreign")
 
 
 KINDS = {
@@ -372,7 +371,7 @@ KINDS = {
     "target_server": Kind(_target_server),
     "locked_table": Kind(_locked_table),
     "no_connection": Kind(_no_connection),
-    "sqlite_writer": Kind(_sqlite_writer, ("sqlite",)),
+    "sqlite_writer": Kind(_sqlite_writer, ("sqlite", "foreign")),
     "stopped_capture": Kind(_stopped_capture),
     "stopped_worker": Kind(_stopped_worker),
     "stopped_driver": Kind(_stopped_driver),

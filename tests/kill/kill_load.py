@@ -221,17 +221,31 @@ class PostgresLoad(ServerLoad):
 # --- SQLite ------------------------------------------------------------------------------------------------
 
 
+def make_stores(shop: Any, stores: tuple[str, ...]) -> None:
+    """Make each store's three tables with their first rows, by a connection of either module."""
+    for store in stores:
+        shop.execute(f"CREATE TABLE {store}_ledger (id INTEGER PRIMARY KEY, amount INTEGER)")
+        shop.execute(f"CREATE TABLE {store}_stock (id INTEGER PRIMARY KEY, pieces INTEGER)")
+        shop.execute(f"CREATE TABLE {store}_visits (day INTEGER)")
+        shop.execute("BEGIN")
+        shop.execute(f"INSERT INTO {store}_ledger VALUES (0, 0)")
+        for number in range(STOCK):
+            shop.execute(f"INSERT INTO {store}_stock VALUES (?, 100)", (number,))
+        shop.execute(f"INSERT INTO {store}_visits VALUES (0), (0), (1)")
+        shop.execute("COMMIT")
+
+
 class SqliteLoad:
     """Two processes that write one database file, two stores each."""
 
-    tables = tuple(
-        ("main", f"{store}_{table}", key)
-        for store in STORES
-        for table, key in (("ledger", "id"), ("stock", "id"), ("visits", "day"))
-    )
-    ledgers = tuple(f"main.{store}_ledger" for store in STORES)
+    stores = STORES
+    program = Path(__file__).resolve()
+    """What each of the processes runs."""
 
     def __init__(self, folder: Path, seed: int, start: Start) -> None:
+        kinds = (("ledger", "id"), ("stock", "id"), ("visits", "day"))
+        self.tables = tuple(("main", f"{store}_{table}", key) for store in self.stores for table, key in kinds)
+        self.ledgers = tuple(f"main.{store}_ledger" for store in self.stores)
         self.path = folder / "shop.db"
         self.seed = seed
         self.writers: dict[int, Process] = {}
@@ -241,15 +255,7 @@ class SqliteLoad:
     def make_tables(self) -> None:
         """Create the stores' tables through a captured connection."""
         shop = sqlite.connect(str(self.path))
-        for store in STORES:
-            shop.execute(f"CREATE TABLE {store}_ledger (id INTEGER PRIMARY KEY, amount INTEGER)")
-            shop.execute(f"CREATE TABLE {store}_stock (id INTEGER PRIMARY KEY, pieces INTEGER)")
-            shop.execute(f"CREATE TABLE {store}_visits (day INTEGER)")
-            with shop:
-                shop.execute(f"INSERT INTO {store}_ledger VALUES (0, 0)")
-                for number in range(STOCK):
-                    shop.execute(f"INSERT INTO {store}_stock VALUES (?, 100)", (number,))
-                shop.execute(f"INSERT INTO {store}_visits VALUES (0), (0), (1)")
+        make_stores(shop, self.stores)
         shop.close()
 
     def start(self) -> None:
@@ -257,7 +263,7 @@ class SqliteLoad:
         for number in range(SQLITE_WRITERS):
             if number not in self.writers:
                 arguments = [str(self.path), str(number), str(self.seed), str(self._folder)]
-                command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+                command = [sys.executable, str(self.program), *arguments]
                 self.writers[number] = self._start(f"writer-{number}", command)
 
     def mend(self) -> None:

@@ -33,7 +33,7 @@ from kill_target import KILL_TARGETS
 from tranlog.testing.servers import MariaDbServer, PostgresServer, ServerFailedError, ServerMissingError
 
 CHANNELS = 4
-SERVICES = ("mariadb", "sqlite", "postgres")
+SERVICES = ("mariadb", "sqlite", "postgres", "foreign")
 HARM_WAIT_S = 300.0
 ROUNDS_PER_KIND = 12
 """Every kind is done at least once in so many rounds."""
@@ -109,7 +109,7 @@ class Rounds:
         services = list(self.services.values())
         for service in services:
             service.load.make_tables()
-            if service.name == "postgres":  # its publication is made by the capture, which begins with a load
+            if service.name in ("postgres", "foreign"):  # capture makes publication or triggers; it begins with a load
                 service.capture = service.start("capture", "capture")
                 service.wait(service.begins, "capture begins")
             tranlog("--conf", str(service.conf), "tables", "create", "--from", "source")
@@ -187,7 +187,7 @@ def run(folder: Path, options: Options) -> dict[str, object]:
         PostgresServer(directory=folder / "wal", options={"wal_level": "logical"}) as postgres,
         target.server,
     ):
-        servers = {"mariadb": mariadb, "postgres": postgres, "sqlite": None}
+        servers = {"mariadb": mariadb, "postgres": postgres, "sqlite": None, "foreign": None}
         around = Surroundings(folder=folder, target=target, seed=options.seed, channels=CHANNELS, path=options.path)
         services = [Service(name, around, servers[name]) for name in options.services]
         rounds = Rounds(services, options)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from demo_steps import TRANLOG, Process, StepFailedError
+from kill_foreign import MARKETS, ForeignLoad
 from kill_load import STORES, Load, MariaDbLoad, PostgresLoad, SqliteLoad
 from kill_target import KillTarget
 from tranlog.capture.load_requests import LoadRequest, give_order, read_requests
@@ -30,6 +31,12 @@ from tranlog.testing.servers import MariaDbServer, PostgresServer
 
 STALL_S = 300.0
 """How long nothing may move while something is waited for; many processes share few cores."""
+
+
+def _map_of(stores: tuple[str, ...]) -> str:
+    tables = ("ledger", "stock", "visits")
+    return "".join(f'"main.{store}_{table}" = "{store}"\n' for store in stores for table in tables)
+
 
 _SOURCE = {
     "mariadb": """\
@@ -61,7 +68,17 @@ path = "shop.db"
 rule = "map"
 [shards.map]
 """
-    + "".join(f'"main.{store}_{table}" = "{store}"\n' for store in STORES for table in ("ledger", "stock", "visits")),
+    + _map_of(STORES),
+    "foreign": """\
+[source]
+kind = "sqlite"
+path = "shop.db"
+foreign_writes = "capture_by_trigger"
+[shards]
+rule = "map"
+[shards.map]
+"""
+    + _map_of(MARKETS),
 }
 _REST = """\
 [service]
@@ -171,7 +188,8 @@ class Service:
         rest = _REST.format(name=self.name, target=around.target.config(), channels=around.channels)
         self.conf.write_text(_SOURCE[self.name].format(port=port, dsn=dsn) + rest)
         if self.server is None:
-            self.load = SqliteLoad(self.folder, around.seed, self.start_program)
+            written_by = ForeignLoad if self.name == "foreign" else SqliteLoad
+            self.load = written_by(self.folder, around.seed, self.start_program)
         else:
             kind = PostgresLoad if isinstance(self.server, PostgresServer) else MariaDbLoad
             self.load = kind(self.server, around.seed)

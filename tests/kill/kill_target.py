@@ -41,11 +41,8 @@ class KillTarget(Protocol):
     def locked(self, table: str) -> AbstractContextManager[None]:
         """Let nobody write a table while the block runs, as a backup does."""
 
-    def end_session(self, session: str) -> None:
-        """End the session that tranlog's own tables name so, if it is there."""
-
-    def refusing(self) -> AbstractContextManager[None]:
-        """Let nobody connect while the block runs; who is connected stays."""
+    def refusing(self, session: str) -> AbstractContextManager[None]:
+        """End the session that tranlog's own tables name so, and let nobody connect while the block runs."""
 
 
 class PostgresKillTarget:
@@ -90,19 +87,17 @@ class PostgresKillTarget:
             yield
             session.execute("ROLLBACK")
 
-    def end_session(self, session: str) -> None:
-        """End a session."""
-        self.server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid::text = %s",
-            (re.match(r"\d*", session)[0],),  # type: ignore[index]
-            database="template1",
-        )
-
     @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Let nobody connect to tranlog's database while the block runs."""
+    def refusing(self, session: str) -> Iterator[None]:
+        """End a session, and let nobody connect to tranlog's database while the block runs."""
+        number = re.match(r"\d*", session)[0]  # type: ignore[index]
         self.server.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false", database="template1")
         try:
+            self.server.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid::text = %s",
+                (number,),
+                database="template1",
+            )
             yield
         finally:
             self.server.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true", database="template1")
@@ -151,18 +146,15 @@ class MariadbKillTarget:
             cursor.execute(f"LOCK TABLES {table} READ")
             yield
 
-    def end_session(self, session: str) -> None:
-        """End a session."""
-        number = re.match(r"\d*", session)[0]  # type: ignore[index]
-        if number and self.ask("SELECT 1 FROM information_schema.processlist WHERE id = %s", (number,)):
-            self.ask(f"KILL {number}")
-
     @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Let nobody of the user that we are connect while the block runs."""
-        with closing(self.server.connect(OWN)) as session, session.cursor() as cursor:
+    def refusing(self, session: str) -> Iterator[None]:
+        """End a session, and let nobody of the user that we are connect while the block runs."""
+        number = re.match(r"\d*", session)[0]  # type: ignore[index]
+        with closing(self.server.connect(OWN)) as own, own.cursor() as cursor:
             cursor.execute("ALTER USER CURRENT_USER() ACCOUNT LOCK")
             try:
+                if cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", (number or 0,)):
+                    cursor.execute(f"KILL {number}")
                 yield
             finally:
                 cursor.execute("ALTER USER CURRENT_USER() ACCOUNT UNLOCK")

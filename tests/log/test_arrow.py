@@ -1,4 +1,4 @@
-"""Arrow batches hold what a cursor decodes: issue 6, item 8; design/performance.md, "Arrow"."""
+"""Arrow batches hold what a cursor decodes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_selection(selection: Selection) -> None:
 
 
 def test_what_is_not_wanted_is_not_decoded() -> None:
-    """Issue 6: shards, schemas and tables are told by the header, before a payload is decoded."""
+    """Shards, schemas and tables are told by the header, before a payload is decoded."""
     with open_log(SimDisk()) as log:
         log.append(make_fragment("rubbish", b"\xff\xff", shard_id="north", tables=(("north", "items"),)))
         Workload(seed=4, shards=("south",), serial=0).write(log, 5)
@@ -179,7 +179,7 @@ def test_chosen_columns_in_the_order_given() -> None:
 
 
 def test_what_repeats_is_a_dictionary() -> None:
-    """Issue 6: dictionary columns for source, shard, table."""
+    """Dictionary columns for source, shard, table."""
     schema = batch_schema()
     for name in ("source_id", "shard_id", "schema", "table"):
         assert pa.types.is_dictionary(schema.field(name).type)

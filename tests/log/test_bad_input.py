@@ -1,4 +1,4 @@
-"""Bad input for the log, item by item: a clear typed error, state unchanged. Issue 5, "Bad input".
+"""Bad input for the log, item by item: a clear typed error, state unchanged.
 
 What has a test elsewhere is named in PROVEN; what had none is here.
 """

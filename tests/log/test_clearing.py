@@ -1,4 +1,4 @@
-"""Clearing a log: issue 3, item 8, `reset`; log-format.md: a cleared log must never hand out a GTID twice."""
+"""Clearing a log, `reset`: a cleared log must never hand out a GTID twice."""
 
 from __future__ import annotations
 

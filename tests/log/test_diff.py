@@ -1,4 +1,4 @@
-"""log/upkeep/diff.py: where two logs first disagree, and what each alone has; issue 5, item 9."""
+"""log/upkeep/diff.py: where two logs first disagree, and what each alone has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""log/writing/flushing.py: what is complete shows by itself; issue 5, item 7, flushIntervalMillis, fsyncOnFlush."""
+"""log/writing/flushing.py: what is complete shows by itself: flushIntervalMillis, fsyncOnFlush."""
 
 from __future__ import annotations
 

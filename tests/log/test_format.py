@@ -1,4 +1,4 @@
-"""log/records/format.py against design/log-format.md: the bytes, the limits, and what bytes can turn out to be."""
+"""log/records/format.py: the bytes, the limits, and what bytes can turn out to be."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def read_by_seeks(disk: SimDisk, newest: int, monkeypatch: pytest.MonkeyPatch) -
 def test_a_lost_index_is_as_dense_as_before_after_one_writer(
     size: int, count: int, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 25: "a lost index.table never becomes dense again". design/index.md: deleting it costs one full scan."""
+    """A lost index.table becomes dense again: deleting it costs one full scan."""
     disk = SimDisk()
     newest = a_log(disk, size=size, count=count, segment_bytes=segment_bytes)
     before, bytes_before = stored(disk), read_by_seeks(disk, newest, monkeypatch)
@@ -183,7 +183,7 @@ def test_a_writer_that_is_idle_does_it_too() -> None:
 
 
 def test_a_walk_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """design/index.md: never by an append. Nor does opening wait."""
+    """Never by an append. Nor does opening wait."""
     disk = SimDisk()
     a_log(disk)
     disk.unlink(TABLE)

@@ -49,7 +49,7 @@ def commit(log: Log, number: int, size: int = 100) -> None:
 
 
 def test_a_flush_comes_after_so_many_bytes() -> None:
-    """design/index.md: by a background flush every so many MiB."""
+    """By a background flush every so many MiB."""
     disk = SimDisk()
     with open_log(disk, index_flush_bytes=2_000, index_flush_s=None) as log:
         while not disk.exists(TABLE):
@@ -240,7 +240,6 @@ class CountingDisk(SimDisk):
 
 @pytest.mark.parametrize("close", [True, False])
 def test_opening_walks_only_what_came_behind_the_last_flush(close: bool) -> None:
-    """design/index.md, "Recovery reads the stored index, tracks every record from the last flush"."""
     disk = CountingDisk()
     big_log(disk, close=close)
     flushed = stored_last(disk)

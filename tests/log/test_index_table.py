@@ -102,7 +102,7 @@ def test_the_stored_index_is_what_a_scan_would_build(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("harm", ["missing", "empty", "zeros", "old", "flipped", "cut", "foreign"])
 def test_a_table_that_is_not_right_costs_a_rebuild(harm: str) -> None:
-    """design/index.md: a missing, stale or damaged stored index costs a rebuild, never a wrong answer."""
+    """A missing, stale or damaged stored index costs a rebuild, never a wrong answer."""
     disk, other = SimDisk(), SimDisk()
     with open_log(other, segment_bytes=2_000) as log:
         fill(log, 70, size=150)

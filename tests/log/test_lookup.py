@@ -1,4 +1,4 @@
-"""log/reading/lookup.py: by GTID, by time, by event id; issue 5, item 6."""
+"""log/reading/lookup.py: by GTID, by time, by event id."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_event_id_finds_the_newest_transaction_that_has_it() -> None:
 
 
 def test_what_was_abandoned_is_not_found() -> None:
-    """design/index.md, "Abandoned records": readers skip them, lookups too."""
+    """Readers skip them, lookups too."""
     disk = SimDisk()
     with open_log(disk, segment_bytes=1_000, clock=ManualClock(now_ms=0)) as log:
         for number in range(1, 15):

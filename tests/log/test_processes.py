@@ -185,7 +185,7 @@ for thread in threads:
 
 @pytest.mark.parametrize(("told", "count"), few_of([("told", 150), ("silent", 8), ("alone", 40)]))
 def test_those_who_wait_in_other_processes_hear_of_each_commit(tmp_path: Path, told: str, count: int) -> None:
-    """Issue 5, item 2: by inotify on the positions file, else by looking; no wake-up is lost.
+    """By inotify on the positions file, else by looking; no wake-up is lost.
 
     Each commit waits until all have seen the one before, so whoever misses one waits for ever, and all with him.
     """
@@ -237,7 +237,7 @@ asyncio.run(asyncio.wait_for(everything(), 80))
 
 
 def test_tasks_in_another_process_wait_for_any_seqno(tmp_path: Path) -> None:
-    """Issue 5, item 2: any number of tasks, here 20 cursors and as many waits, behind one thread and one watch."""
+    """Any number of tasks, here 20 cursors and as many waits, behind one thread and one watch."""
     path, count = str(tmp_path / "log"), 60
     with Log.open(path, source_id="db1") as log:
         reader = start(TASKS, path, str(count))

@@ -1,4 +1,4 @@
-"""log/properties.py: each property of the THL document under its own name; issue 5, item 7."""
+"""log/properties.py: each property of the THL document under its own name."""
 
 from __future__ import annotations
 

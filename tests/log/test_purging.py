@@ -165,7 +165,7 @@ def test_a_log_for_upkeep_begins_no_epoch_and_mends_what_a_crash_left() -> None:
 
 
 def test_a_hard_limit_passes_a_hold_and_the_victim_is_told() -> None:
-    """Issue 5, item 5: purge never passes a hold "unless a hard limit says so, and then the victim hears it"."""
+    """Purge never passes a hold "unless a hard limit says so, and then the victim hears it"."""
     disk, clock = SimDisk(), ManualClock(START)
     with open_log(disk, clock=clock, segment_bytes=1_000, retention_bytes=2_500, hard_retention_bytes=6_000) as log:
         hold(PATH, "dead", Seqno(0), disk=disk, clock=clock)

@@ -19,7 +19,7 @@ from tranlog.log.writing.allocation import records_of
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
-from tranlog.testing.disk import SimDisk
+from tranlog.testing.disk import SimDisk, SimFile
 
 
 def follower(disk: SimDisk, **given: int | bool) -> Log:
@@ -91,7 +91,7 @@ def test_it_keeps_the_numbers_and_adds_none() -> None:
 
 @pytest.mark.parametrize("checksum", [True, False])
 def test_two_logs_are_equal_record_by_record(checksum: bool) -> None:
-    """design/replication.md, "What the log gives": padding and fragments stay as they came, and segments may differ."""
+    """Padding and fragments stay as they came, and segments may differ."""
     rng = random.Random(4)
     disk, other = SimDisk(), SimDisk()
     for _ in range(2):  # epochs
@@ -205,6 +205,37 @@ def test_chunks_come_before_the_record_that_refers_to_them() -> None:
     assert verify(PATH, disk=other).problems == ()
 
 
+def test_chunks_that_were_sent_are_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they stand is known: what is new costs as much after many chunks as after one."""
+    disk = SimDisk()
+    with open_log(disk, spill_chunk_bytes=100, spill_buffer_bytes=100) as log:
+        transaction = log.begin()
+        read, real = [0], SimFile.pread
+
+        def pread(self: SimFile, size: int, offset: int) -> bytes:
+            read[0] += 1
+            return real(self, size, offset)
+
+        monkeypatch.setattr(SimFile, "pread", pread)
+        cost = set()
+        for part in range(50):
+            transaction.add(make_fragment("large", b"x" * 100, last=False))
+            have = {oid: count - 1 for oid, count in log.open_spills().items()}
+            read[0] = 0
+            assert [chunk.seq for chunk in log.open_chunks(have)] == list(have.values())
+            if part:
+                cost.add(read[0])
+        assert len(cost) == 1 and cost != {0}
+        transaction.add(make_fragment("large", b"x"))
+        transaction.commit()
+        with log.cursor() as cursor:
+            (large,) = [one for one in read_all(cursor) if one.header.spilled]
+        list(large.chunks(48))
+        read[0] = 0
+        list(large.chunks(48))
+        assert read[0] <= 4 * min(cost), "and not a look at each of 50"
+
+
 def test_chunks_that_are_given_up_free_their_space() -> None:
     with follower(SimDisk()) as log:
         log.put_chunk(RawChunk(bytes(16), 0, 0, 100, bytes(100)))
@@ -215,7 +246,7 @@ def test_chunks_that_are_given_up_free_their_space() -> None:
 
 
 def test_headers_of_a_log_that_is_open() -> None:
-    """design/replication.md, "What the log gives": `header`, and `last_of_epoch` by halving."""
+    """`header`, and `last_of_epoch` by halving."""
     with follower(SimDisk(), segment_bytes=1_000) as log:
         assert log.range() == LogRange()
         assert log.header(Seqno(0)) is None and log.last_of_epoch(9) is None

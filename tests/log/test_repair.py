@@ -1,6 +1,6 @@
 """log/rules/repair.py, log/upkeep/repairing.py: what a repair writes again, cuts off, keeps and says was lost.
 
-Issue 5, item 9; design/log-format.md, "Ends of a log": "repair is a separate explicit command".
+"Repair is a separate explicit command."
 """
 
 from __future__ import annotations

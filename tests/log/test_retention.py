@@ -1,4 +1,4 @@
-"""log/rules/retention.py: what may go, what never does, and when a segment is closed for its age; issue 5, item 5."""
+"""log/rules/retention.py: what may go, what never does, and when a segment is closed for its age."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Retention as a whole, in any order that Hypothesis finds: appends, holds, a clock that goes back and forth, adding,
 trimming, limits of every kind, reopening, kills.
 
-Issue 5, item 5; conformance/tokumx.md, invariants 31, 32, 34: whole oldest segments only, never the last one, no hole
+conformance/tokumx.md, invariants 31, 32, 34: whole oldest segments only, never the last one, no hole
 in the row, bounds inclusive, trimming idempotent and monotone, a hold passed by a hard limit alone.
 """
 

@@ -174,7 +174,7 @@ def test_when_a_rollback_is_refused(asked: Gtid, changed: dict[str, object], why
 
 
 def test_followers_go_back_with_the_log() -> None:
-    """design/replication.md, "What the log gives": their holds refuse nothing, and are lowered."""
+    """Their holds refuse nothing, and are lowered."""
     disk = SimDisk()
     with open_log(disk) as log:
         fill(log, 9)
@@ -685,7 +685,7 @@ def test_a_place_that_was_sought_is_nothing_that_was_returned() -> None:
 
 
 def test_dead_intervals_are_passed_over_unread() -> None:
-    """design/index.md: readers skip abandoned records. Those of a segment in which nothing lives are never opened."""
+    """Readers skip abandoned records. Those of a segment in which nothing lives are never opened."""
     disk = SimDisk()
     log = filled(disk, 60)
     placed = log.rollback(gtid(1, 6))

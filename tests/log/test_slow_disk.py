@@ -1,6 +1,6 @@
 """A disk that takes a second per sync: syncs are shared, writers wait, memory stays bounded, order is kept.
 
-Issue 4, item 5. No second passes here: a gate holds each sync for as long as the test wants.
+No second passes here: a gate holds each sync for as long as the test wants.
 """
 
 from __future__ import annotations

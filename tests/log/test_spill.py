@@ -530,7 +530,7 @@ def test_chunks_of_the_aborted_go_without_a_purge_as_new_segments_begin() -> Non
 
 
 def test_tasks_spill_without_blocking_the_loop() -> None:
-    """issue 5, item 3: "A thin asyncio facade in `log/aio.py`"."""
+    """ "A thin asyncio facade in `log/aio.py`"."""
 
     async def live(log: Log) -> list[int]:
         facade = AsyncLog(log)
@@ -874,7 +874,7 @@ def spilled_log(**given: Any) -> SimDisk:
 
 
 def test_flipped_bits_all_over_a_log_with_spill_are_found(effort: Effort) -> None:
-    """issue 5, "Integrity": every flip is found or provably without effect: here, the mark of a clean close."""
+    """Every flip is found or provably without effect: here, the mark of a clean close."""
     disk = spilled_log()
     rng = random.Random(1)
     flips = 0
@@ -951,7 +951,7 @@ def test_damage_to_chunks_that_nothing_refers_to_is_none() -> None:
     kept, gone = log.begin(), log.begin()
     add_all(kept, parts("kept", 4))
     add_all(gone, parts("gone", 20))
-    place = gone._spilled.first if gone._spilled is not None else Lsn(0)
+    place = Lsn(gone._spilled.places[0]) if gone._spilled is not None else Lsn(0)
     gone.abort()
     kept.commit()
     flip(disk, spill_path(lsn_segment(place)), lsn_offset(place) + 100)
@@ -1014,7 +1014,7 @@ def test_options_have_their_defaults() -> None:
 
 
 def test_what_spills_goes_to_the_disk_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 5, item 3: a gigabyte kept back until its sync would hold up the syncs of small commits."""
+    """A gigabyte kept back until its sync would hold up the syncs of small commits."""
     sent: dict[str, list[tuple[int, int]]] = {}
 
     def write_out(file: SimFile, size: int, offset: int, *, wait: bool = True) -> None:
@@ -1035,7 +1035,7 @@ def test_what_spills_goes_to_the_disk_as_it_comes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_full_disk_gets_back_what_the_refused_transaction_had_spilled() -> None:
-    """Issue 5, "Bad input": disk full at any write leaves the state unchanged, so that small commits go on."""
+    """Disk full at any write leaves the state unchanged, so that small commits go on."""
     disk = SimDisk()
     with open_log(disk, spill_buffer_bytes=500, spill_chunk_bytes=300) as log:
         with log.begin() as transaction:

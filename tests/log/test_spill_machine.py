@@ -1,7 +1,7 @@
 """Spill against a plain dict: open transactions, commits, aborts, segments of both kinds, purges, rollbacks, crashes.
 
 conformance/tokumx.md, invariant 33: "No retained `ref` entry ever loses a refs document (for any interleaving of spill,
-add, commit, abort, trim)". issue 5, item 4.
+add, commit, abort, trim)".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A transaction of any size is written and read in bounded memory.
 
-issue 5, item 4: "reading expands both in a stream with bounded memory (10 GB logical, under 100 MB)". Measured in a
+"reading expands both in a stream with bounded memory (10 GB logical, under 100 MB)". Measured in a
 process of its own, from outside of what it says about itself: the kernel's highest resident size.
 """
 

@@ -205,7 +205,7 @@ def test_no_log_is_an_error() -> None:
         check(disk)
 
 
-# --- issue 5, item 9: any single flipped bit ---
+# --- any single flipped bit ---
 
 
 def small_log() -> SimDisk:

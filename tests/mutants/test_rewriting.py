@@ -1,4 +1,4 @@
-"""Issue 4, item 2: a mutant is switched on by its name, in every process, and cannot rot without a word."""
+"""A mutant is switched on by its name, in every process, and cannot rot without a word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "Channels meet at the target", "Applying": channels at work on a real log and a real target.
+"""Channels at work on a real log and a real target.
 
 Spark only starts these tasks; here threads do, so that what is tested is the channel. tests/spark has the rest.
 """
@@ -130,7 +130,7 @@ def test_spilled_transactions_land_once_and_in_order(tmp_path: Path) -> None:
 
 
 def test_two_that_depend_on_each_other_one_of_them_serial(tmp_path: Path) -> None:
-    """Issue 3, item 5: a chain east -> serial -> west -> serial -> east, applied over several channels, keeps order.
+    """A chain east -> serial -> west -> serial -> east, applied over several channels, keeps order.
 
     Each step updates rows as the step before has left them, so any other order hits no row.
     """
@@ -376,7 +376,7 @@ def test_another_log_is_refused(tmp_path: Path, workload: Workload, target: Sqli
 
 
 def test_a_pipeline_that_a_hard_limit_passed_hears_so(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
-    """Issue 5, item 5: whoever is passed by a hard limit "hears it in a clear error" when it comes back."""
+    """Whoever is passed by a hard limit "hears it in a clear error" when it comes back."""
     path = tmp_path / "log"
     last = write_log(path, workload, 10)
     run_threads(tasks_for(target.options, path, FOUR, take(target.options, FOUR), until=last))
@@ -440,7 +440,7 @@ def test_an_assignment_of_another_plan(
 
 
 def test_a_wait_is_told_beside_the_position(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
-    """Issue 7, item 10: who waits for whom, at a serial section on both of its sides; and it is told no more behind it.
+    """Who waits for whom, at a serial section on both of its sides; and it is told no more behind it.
 
     A position that nothing was applied up to stays one: the log's first transaction is serial, and applied by nobody.
     """

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "Channels meet at the target": which channel a shard has, and single steps of a walk.
+"""Which channel a shard has, and single steps of a walk.
 
 That the steps together keep order, and end, is what test_model.py explores.
 """

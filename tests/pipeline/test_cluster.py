@@ -1,4 +1,4 @@
-"""Issue 7, item 8 and "Bad input": what a cluster is told and what is refused, as far as no Spark need run for it."""
+"""What a cluster is told and what is refused, as far as no Spark need run for it."""
 
 from __future__ import annotations
 

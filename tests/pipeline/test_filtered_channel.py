@@ -1,4 +1,4 @@
-"""Issue 7, item 5: channels with filters, on a real log and a real target; threads do what Spark's tasks do.
+"""Channels with filters, on a real log and a real target; threads do what Spark's tasks do.
 
 conformance/tungsten.md A6, "filters": null is a drop, and a run of what was dropped moves the position.
 """

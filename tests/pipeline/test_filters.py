@@ -1,4 +1,4 @@
-"""Issue 7, item 5: each filter by itself, on tables and changes; pure, without log and target.
+"""Each filter by itself, on tables and changes; pure, without log and target.
 
 conformance/tungsten.md A10 names the ancestor's: replicate, rename, dropcolumn, time delay.
 """

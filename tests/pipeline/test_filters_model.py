@@ -1,4 +1,4 @@
-"""Issue 7, item 5: filters over random transactions, then apply, equals apply, then rename and drop on the rows."""
+"""Filters over random transactions, then apply, equals apply, then rename and drop on the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 26, item 15: a large transaction shows how far it is, while the target has no word of it yet."""
+"""A large transaction shows how far it is, while the target has no word of it yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 7, item 5, `online --until-…` and `--skip-seqno`; conformance/tungsten.md A6, "watches", "skip list", B7-16."""
+"""`online --until-…` and `--skip-seqno`; conformance/tungsten.md A6, "watches", "skip list", B7-16."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rule by which a change counts while its table is loading, walked over everything that can happen in the small.
 
-Proves: issue 30, item 1 and "How it is proven": two keys, one chunk border, updates that cross it, a kill of capture or
+Proves: two keys, one chunk border, updates that cross it, a kill of capture or
 of the reader between any two steps.
 """
 

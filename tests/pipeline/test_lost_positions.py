@@ -1,4 +1,4 @@
-"""Issue 7, "Bad input": a target that lost or changed its position table, at every kind of target. Without Spark.
+"""A target that lost or changed its position table, at every kind of target. Without Spark.
 
 Before a start and while the pipeline runs: one clear error, nothing changed at the target; and after a repair, by hand
 or by a command, it goes on exactly once. The table of all decisions is in test_progress.py.

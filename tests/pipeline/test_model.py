@@ -426,7 +426,7 @@ def test_the_rules_hold(length: int, channels: int) -> None:
 
 @pytest.mark.parametrize(("length", "channels", "replacements"), few_of([(3, 2, 2), (5, 2, 1), (3, 3, 1)]))
 def test_the_position_alone_keeps_exactly_once(length: int, channels: int, replacements: int) -> None:
-    """design/pipeline.md: "The comparison with the old position alone keeps exactly-once": replaced tasks go on."""
+    """ "The comparison with the old position alone keeps exactly-once": replaced tasks go on."""
     assert explore_all(length, channels, replacements=replacements, guard=Guard.POSITION) > 0
 
 

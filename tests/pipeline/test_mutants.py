@@ -1,4 +1,4 @@
-"""Issue 4, item 2: five of the seven mutants are caught by rounds of channels at work (`mutants/channel_rounds`).
+"""Five of the seven mutants are caught by rounds of channels at work (`mutants/channel_rounds`).
 
 Each within the number of rounds that stands here; over all of these rounds the product as it is shows nothing. Each
 round is decided by its seed, so a mutant is caught in the same round every time until the product itself changes.
@@ -69,6 +69,6 @@ def test_no_token_is_caught_when_the_plan_changes(limits: tuple[str, ...], tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_under_one_plan_the_old_position_is_enough(tmp_path: Path) -> None:
-    """design/pipeline.md, "Tokens": "The comparison with the old position alone keeps exactly-once"."""
+    """ "The comparison with the old position alone keeps exactly-once"."""
     found = run_rounds(HARNESS, NO_TOKEN, tmp_path, "same-channels", "takes-alone", rounds=500)
     assert found.caught_in is None, found

@@ -1,4 +1,4 @@
-"""Issue 7, item 5: online, offline, online again; a limit, an error, somebody who waits. Without Spark, else real."""
+"""Online, offline, online again; a limit, an error, somebody who waits. Without Spark, else real."""
 
 from __future__ import annotations
 

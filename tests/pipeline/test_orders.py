@@ -1,4 +1,4 @@
-"""Issue 7, item 5: an operator's orders as the channels carry them out: limits told by headers, seqnos left out.
+"""An operator's orders as the channels carry them out: limits told by headers, seqnos left out.
 
 Channels run in threads on a real log and a real target; tests/spark and tests/service have the rest.
 """
@@ -227,7 +227,7 @@ def test_only_the_driver_leaves_out(tmp_path: Path, target: SqliteTarget) -> Non
 
 
 def test_where_the_time_goes_and_what_each_shard_got(tmp_path: Path, target: SqliteTarget) -> None:
-    """Issue 7, item 6: counters stand beside the position; the shards' add up to the channel's."""
+    """Counters stand beside the position; the shards' add up to the channel's."""
     last = write_inserts(tmp_path / "log", 80, serial=(30,), beats=(31,))
     token = take(target.options, FOUR)
     run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=last))

@@ -1,4 +1,4 @@
-"""Issue 7, item 8: `tranlog spark-package` makes an executor's environment."""
+"""`tranlog spark-package` makes an executor's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 7, item 1: whatever an operator may want of a pipeline, it wants of queues on disk, in memory, and of none.
+"""Whatever an operator may want of a pipeline, it wants of queues on disk, in memory, and of none.
 
 The driver, the log, the channels and the target are real, and what is in memory goes pickled from one thread to the
 other; threads stand in the place of Spark's tasks.

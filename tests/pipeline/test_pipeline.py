@@ -1,4 +1,4 @@
-"""Issue 7, item 5: `Pipeline(source, filters, target, channels)` as an object, before anything runs."""
+"""`Pipeline(source, filters, target, channels)` as an object, before anything runs."""
 
 from __future__ import annotations
 

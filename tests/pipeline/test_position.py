@@ -1,4 +1,4 @@
-"""Positions that an operator names: design/pipeline.md, "At start": a claim about history, checked against the log."""
+"""Positions that an operator names: a claim about history, checked against the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "At start", and conformance B7-20: what a start does with what the target and the log hold."""
+"""What a start does with what the target and the log hold."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_what_a_target_has_lost_is_refused(
     upto: int | None,
     steps: list[str],
 ) -> None:
-    """Issue 7, "Bad input": whatever is missing, nothing begins at another place for it, and --start is no answer."""
+    """Whatever is missing, nothing begins at another place for it, and --start is no answer."""
     for wanted, begin in ((TWO, None), (TWO, 40), (ShardPlan(channels=3), None)):
         refused = start(row, rows, wanted, begin=begin, shards=shards, known=told)
         assert isinstance(refused, LostPosition) and why in refused.why and refused.upto == upto

@@ -1,4 +1,4 @@
-"""Issue 7, item 3: another channel count or rule while it runs, while it rests, and what stands in its way.
+"""Another channel count or rule while it runs, while it rests, and what stands in its way.
 
 The driver, the channels and the target are real, threads stand in the place of Spark's tasks; `tests/spark` has Spark.
 """

@@ -110,7 +110,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_no_java_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 3, "Bad input": no Java is one clear error, before anything else is tried."""
+    """No Java is one clear error, before anything else is tried."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match=r"there is no Java on this machine\. Install Java 17"):
@@ -137,7 +137,7 @@ def test_py4j_says_nothing_past_its_own_loggers() -> None:
 
 
 def test_deleted_scratch_folders_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that Spark made at its start, and those for blocks, which it believes to have made: issue 4, item 1."""
+    """Those that Spark made at its start, and those for blocks, which it believes to have made."""
     monkeypatch.setattr("tranlog.pipeline.spark.session._folders", [])
     (tmp_path / "s" / "blockmgr-1" / "0a").mkdir(parents=True)
     (tmp_path / "s" / "spark-1" / "pyspark-1").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Issue 7, item 5, the states; conformance/tungsten.md A9, "State machine"."""
+"""The states; conformance/tungsten.md A9, "State machine"."""
 
 from __future__ import annotations
 

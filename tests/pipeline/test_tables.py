@@ -1,4 +1,4 @@
-"""The tables that a target needs, by the log: issue 3, `tables create`."""
+"""The tables that a target needs, by the log: `tables create`."""
 
 from __future__ import annotations
 

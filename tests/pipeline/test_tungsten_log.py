@@ -1,4 +1,4 @@
-"""Channels on a Java replicator's directory: issue 6, item 5. Threads do what Spark does, as in test_channel."""
+"""Channels on a Java replicator's directory. Threads do what Spark does, as in test_channel."""
 
 from __future__ import annotations
 

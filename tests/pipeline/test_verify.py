@@ -1,4 +1,4 @@
-"""The comparison of source and target: issue 3, item 8, `verify`; design/asks.md 21 and 22."""
+"""The comparison of source and target, `verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 7, item 1, parallelization "memory": a window is read once and split, and each share is applied as from a log.
+"""Parallelization "memory": a window is read once and split, and each share is applied as from a log.
 
 Spark only carries the items; here lists do.
 """

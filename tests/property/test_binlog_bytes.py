@@ -1,4 +1,4 @@
-"""Mutated bytes of a MariaDB's replication stream: packets, events, table maps, rows; issue 4, item 6.
+"""Mutated bytes of a MariaDB's replication stream: packets, events, table maps, rows.
 
 Whatever the server, or the wire, makes of them, the outcome is transactions that can be read back from the log, or
 one of our errors, in bounded time and memory (`fix_mutation`). The samples are what a real server sent

@@ -1,6 +1,6 @@
 """The compiled modules do what their sources do.
 
-Issue 6, item 6: both forms are fed with the same mutated bytes. What each answers, a value or an error with its text,
+Both forms are fed with the same mutated bytes. What each answers, a value or an error with its text,
 has to be equal. Without a compiler there is one form, and what compares the two is skipped.
 """
 

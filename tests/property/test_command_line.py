@@ -1,4 +1,4 @@
-"""Mutated command lines of `tranlog` and `thl`: a command, or bad usage with one line; issue 4, item 6.
+"""Mutated command lines of `tranlog` and `thl`: a command, or bad usage with one line.
 
 Parsed in this process. `parsed` exchanges what the commands do for a note of what they were told; a smaller number of
 lines runs for real, the commands that only look.

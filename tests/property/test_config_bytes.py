@@ -1,4 +1,4 @@
-"""Mutated configuration files: every one is a configuration or an error that names the file; issue 4, item 6.
+"""Mutated configuration files: every one is a configuration or an error that names the file.
 
 The samples are what `tranlog init` writes, with every key switched on, for each source and target.
 """

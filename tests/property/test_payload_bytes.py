@@ -1,6 +1,6 @@
 """Random payloads and random damage: what goes in comes out, and any bytes end in a payload or PayloadError.
 
-Proves design/conventions.md 6.5, "property": round trips; a decoder on arbitrary bytes ends in a value or our error.
+Proves: round trips; a decoder on arbitrary bytes ends in a value or our error.
 A failing example prints the blob that replays it (`print_blob` in conftest.py).
 """
 

@@ -1,4 +1,4 @@
-"""Mutated bytes of our own files: records, payloads, segments, positions, holds, marks; issue 4, item 6.
+"""Mutated bytes of our own files: records, payloads, segments, positions, holds, marks.
 
 Whatever the bytes, the outcome is a value or one of our errors, in bounded time and memory (`fix_mutation`). The
 samples are what our writers wrote: a captured SQLite database, and a log with fragments, rotations and sync records.

@@ -17,6 +17,7 @@ import pytest
 
 from tranlog.errors import (
     CatalogueError,
+    DiskFailedError,
     DiskFullError,
     StoreDamagedError,
     TranlogError,
@@ -292,6 +293,32 @@ def test_a_full_disk_refuses_whatever_adds_and_changes_nothing(full: MessageStor
     full.tpc_rollback(b"xid")  # until then its container is needed
     full.publish(b"there is room again", queues=["a"])
     assert drain(full, "a") == [b"there is room again"]
+
+
+def test_a_full_disk_below_a_free_container_closes_nothing(machine: Machine) -> None:
+    """A file system that writes elsewhere what is written again, and a directory that has to grow for a name."""
+    refused = closed = 0
+    with machine.opened() as store:
+        store.tpc_rollback(b"xid")
+        store.purge("a")
+    for at in range(1, 12):
+        with machine.opened() as store:
+            for _ in range(3):
+                store.publish_many([b"w" * 900] * 10, queues=["b"])
+                store.purge("b")
+            assert store.status().containers_free, "one that is free is to be taken"
+            machine.disk.fail_at = {machine.disk.calls + at: errno.ENOSPC}
+            try:
+                store.publish_many([b"w" * 900] * 10, queues=["b"], wait=False)
+            except DiskFullError:
+                refused += 1
+                machine.disk.fail_at = {}
+                store.publish(b"there is room again", queues=["b"])
+                assert drain(store, "b")[-1] == b"there is room again"
+            except DiskFailedError:  # a name of which nobody knows whether it is durable, or a record
+                closed += 1
+        machine.disk.fail_at = {}
+    assert refused >= 3 and closed >= 1
 
 
 DRAINS: dict[str, Callable[[MessageStore], object]] = {

@@ -368,8 +368,9 @@ def test_the_rest_of_a_group_that_began_below_the_base_counts() -> None:
         lambda log, one: log.sync(lsn(9, 9)),
         lambda log, one: log.put(OPEN, 0, body=OPEN_BODY.pack(0, 9, 0)),
         lambda log, one: log.put(START, WHOLE, body=START_BODY.pack(1, 9, 0, 1) + b"x"),
+        lambda log, one: log.put(MOVE, WHOLE, one, MOVE_BODY.pack(9, 0, 1, 4_000_000_000) + b"x"),
     ],
-    ids=["chunk again", "chunk too long", "on a queue twice", "no group", "next", "proof", "counter", "kind"],
+    ids=["chunk again", "chunk too long", "on a queue twice", "no group", "next", "proof", "counter", "kind", "places"],
 )
 def test_records_that_contradict_each_other_are_damage(contradiction: Callable[[LogBytes, Lsn], object]) -> None:
     """Conformance A5.52: never passed over."""

@@ -115,6 +115,36 @@ def test_a_publish_to_several_queues_is_on_all_and_leaves_with_the_last(store: M
     assert not store._core.state.messages
 
 
+def test_many_are_published_and_taken_at_once_as_they_are_one_by_one(store: MessageStore, path: Path) -> None:
+    """Over several containers, with what goes into none of them in one piece, with what is transient, what is over."""
+    contents = [b"%d" % number * (number * 37 % 900) for number in range(40)]
+    ids = store.publish_many(contents, queues=["a"], header=b"h")
+    assert ids == sorted(set(ids)) and store.get("b") is None
+    large = [b"x", bytes(100_000), b"y"]
+    assert len(store.publish_many(large, queues=["b"])) == 3
+    assert store.publish_many([b"1", b"2"], queues=["a", "b"], wait=False)[0] > ids[-1]
+    store.declare("t", transient=True)
+    assert store.publish_many([b"t"], queues=["t"]) == [0]
+    assert store.publish_many([], queues=["a"]) == []
+    store.declare_exchange("x", "fanout")
+    assert store.publish_many([b"nowhere"], exchange="x") == []
+    with pytest.raises(ValueError, match="a count is 1 or more, not 0"):
+        store.get_many("a", 0)
+    assert store.get_many("t", 5)[0].content == b"t" and store.get_many("t", 5) == []
+
+    first = store.get_many("a", 30)
+    assert [one.content for one in first] == contents[:30] and {one.header for one in first} == {b"h"}
+    store.ack(*first, first[0])
+    assert [one.content for one in store.get_many("a", 100)] == [*contents[30:], b"1", b"2"]
+    assert [one.content for one in store.get_many("b", 100)] == [*large, b"1", b"2"]
+    counts = store.status().queues["a"].counts
+    assert counts is not None
+    assert (counts.published, counts.delivered, counts.acknowledged) == (42, 42, 30)
+    store.close()
+    with MessageStore.open(path, options=SMALL) as store:
+        assert drain(store, "a") == [*contents[30:], b"1", b"2"] and drain(store, "b") == [*large, b"1", b"2"]
+
+
 @pytest.mark.parametrize("size", [0, 1, 2_700, 2_731, 5_461, 100_000])
 def test_content_of_any_size_comes_back(store: MessageStore, path: Path, size: int) -> None:
     """Conformance A7.1, A7.2: the ancestor cut chunks wrongly and lost content put together again."""
@@ -567,6 +597,17 @@ def test_a_full_disk_stops_publishers_and_lets_consumers_drain(simulated: Messag
         assert delivery is not None
         simulated.ack(delivery)
     simulated.close()
+
+
+def test_acks_of_many_on_a_full_disk_go_as_far_as_there_is_room(simulated: MessageStore, disk: SimDisk) -> None:
+    store = simulated
+    store.publish_many([b"x" * 20] * 60, queues=["a"])
+    held = store.get_many("a", 100)
+    disk.room = 0
+    with pytest.raises(DiskFullError):
+        store.publish_many([bytes(1_000)] * 60, queues=["a"])
+    store.ack(*held, wait=True)
+    assert store.queues()["a"][1] == 0
 
 
 def test_a_sync_that_fails_closes_the_store(simulated: MessageStore, disk: SimDisk) -> None:

@@ -1,4 +1,4 @@
-"""Bad input to the commands: message, exit code, and that nothing changed; issue 3, "Bad input", and issue 4, item 9.
+"""Bad input to the commands: message, exit code, and that nothing changed.
 
 What is here needs neither Java nor a server. Of the other cases the tests stand beside what they are about: a conflict
 and a missing table in `tests/spark`, servers in `tests/integration` and `test_cli_servers.py`, a full disk in

@@ -1,4 +1,4 @@
-"""The `tranlog` command, as far as it needs neither Java nor a server: issue 3, item 8, and "Bad input"."""
+"""The `tranlog` command, as far as it needs neither Java nor a server."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_bad_usage_has_code_2(line: str, told: str, shop: Shop) -> None:
     ],
 )
 def test_a_wrong_configuration_names_file_key_value_and_reason(wrong: str, told: str, tmp_path: Path) -> None:
-    """Issue 3, "a configuration with an unknown key or impossible value"."""
+    """A configuration with an unknown key or impossible value is refused."""
     parts = {
         "log": '[log]\ndir = "log"\n',
         "source": '[source]\nkind = "sqlite"\npath = "s.db"\n',
@@ -474,7 +474,7 @@ def test_tables_create_and_verify(shop: Shop) -> None:
 
 
 def test_tables_and_verify_see_what_the_filters_leave(shop: Shop) -> None:
-    """Issue 7, item 5: `tables create` and `verify` use the pipeline's filters; masked columns are named."""
+    """`tables create` and `verify` use the pipeline's filters; masked columns are named."""
     conf = shop.path / "tranlog.toml"
     conf.write_text(
         conf.read_text()

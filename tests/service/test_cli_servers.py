@@ -1,4 +1,4 @@
-"""The commands over real servers, as far as they need no Spark: issue 3, items 8, 10, 11."""
+"""The commands over real servers, as far as they need no Spark."""
 
 from __future__ import annotations
 

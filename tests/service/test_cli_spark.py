@@ -1,4 +1,4 @@
-"""`tranlog apply` and `tranlog run` as processes: issue 3, items 6 and 8, and "Bad input" at the target."""
+"""`tranlog apply` and `tranlog run` as processes, and bad input at the target."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_apply_and_its_conflict(shop: Shop) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_target_that_lost_its_position(shop: Shop) -> None:
-    """Issue 7, "Bad input": named, nothing done, and each of the steps that it names helps where it belongs."""
+    """Named, nothing done, and each of the steps that it names helps where it belongs."""
     shop.write("INSERT INTO item VALUES (1, 'a'), (2, 'b')", "INSERT INTO line VALUES (1, 2), (1, 2)")
     shop("capture", "--once")
     last = json.loads(shop("apply", "--until", "now", "--json").stdout)["status"]["restart_seqno"]

@@ -1,4 +1,4 @@
-"""The configuration file: issue 3, "a configuration with an unknown key or impossible value"; conventions 6.4."""
+"""The configuration file; conventions 6.4."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_which_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         find_log(conf=None, service="mart", directory="three")
 
 
-# --- the properties of the THL document: issue 5, item 7 ---
+# --- the properties of the THL document ---
 
 ENDS = '[source]\nkind = "sqlite"\npath = "s.db"\n[target]\n'
 SQLITE = 'kind = "sqlite"\npath = "t.db"\n'
@@ -231,7 +231,7 @@ function = "copy:copy"
 
 
 def test_filters_keep_their_order(tmp_path: Path) -> None:
-    """Issue 7, item 5: filters in TOML."""
+    """Filters in TOML."""
     config = load(written(tmp_path, 'dir = "log"', SQLITE + FILTERED), environ={})
     expected = (
         Include(tables=("shop.*",), statements=OnStatement.DROP),
@@ -269,7 +269,7 @@ SHARDS = '[log]\ndir = "log"\n[shards]\n{}\n[pipeline]\nchannels = 4\n'
 
 
 def test_the_shards_of_a_pipeline(tmp_path: Path) -> None:
-    """Issue 7, item 3: what makes a shard, and which channel it has; in our words, or in a `shard.list`."""
+    """What makes a shard, and which channel it has; in our words, or in a `shard.list`."""
     file = tmp_path / "x.toml"
     file.write_text(SHARDS.format('by = "key"\ndefault = 2\n[shards.keys]\n"shop.orders" = "customer"'))
     ours = load(str(file), environ={}).pipeline.apply.plan

@@ -1,4 +1,4 @@
-"""`thl convert` as a command: issue 6, item 4."""
+"""`thl convert` as a command."""
 
 from __future__ import annotations
 

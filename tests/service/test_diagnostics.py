@@ -1,4 +1,4 @@
-"""Issue 28, item 5: what a process says of itself. docs/control.md, "What a process says"."""
+"""What a process says of itself. docs/control.md, "What a process says"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`tranlog doctor` without a server: SQLite at both ends, the log, the machine.
 
-Proves: issue 30, item 4. Servers are `tests/integration/test_doctor.py`.
+Proves: Servers are `tests/integration/test_doctor.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit codes and the one line on stderr: issue 3, item 8, "Exit codes", and "Bad input"."""
+"""Exit codes and the one line on stderr."""
 
 from __future__ import annotations
 

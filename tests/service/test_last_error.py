@@ -1,4 +1,4 @@
-"""Issue 28, item 5: the error that ended a process is there afterwards, with its time and remedy."""
+"""The error that ended a process is there afterwards, with its time and remedy."""
 
 from __future__ import annotations
 

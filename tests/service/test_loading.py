@@ -1,6 +1,6 @@
 """`[source] load`, `tranlog load`, and what `status` and `capture` say of rows that were there before.
 
-Proves: issue 30, items 1 and 4: a new log begins with the rows that are there, and `capture` names what no load covers.
+Proves: a new log begins with the rows that are there, and `capture` names what no load covers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Manual pages and shell completion: issue 6, item 3."""
+"""Manual pages and shell completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 7, items 5 and 6: docs/parallel-apply.md as it stands there, on Spark, in processes.
+"""docs/parallel-apply.md as it stands there, on Spark, in processes.
 
 `TRANLOG_WRITE_DOCS=1` writes what a command has printed into the page, for whoever changes it to read.
 """

@@ -1,4 +1,4 @@
-"""Issue 7, item 5: `flush`, `check`, `offline --immediate` and `online --until-…` as an operator types them.
+"""`flush`, `check`, `offline --immediate` and `online --until-…` as an operator types them.
 
 The pipeline's channels are threads; tests/service/test_operating_spark.py has the article's session on Spark.
 """

@@ -1,4 +1,4 @@
-"""Issue 7, item 10: what a channel is said to be doing, and how fast, from two readings."""
+"""What a channel is said to be doing, and how fast, from two readings."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_each_channel_does() -> None:
 
 
 def test_a_large_transaction_is_applied_while_its_channel_says_how_far_it_is() -> None:
-    """It moved no position and counted nothing, and was said to stand: issue 26, item 15."""
+    """It moved no position and counted nothing, and was said to stand."""
     large = InFlight(seqno=51, changes=7, read_bytes=1, size_bytes=9, began_at=1_000, written_at=4_000)
     stuck = msgspec.structs.replace(large, written_at=1_500)
     before = at(10, row(0, 50), row(1, 50), row(2, 50))

@@ -1,4 +1,4 @@
-"""Issue 28, item 6: how far work is. docs/control.md, "What a process says"."""
+"""How far work is. docs/control.md, "What a process says"."""
 
 from __future__ import annotations
 

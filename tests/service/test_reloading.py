@@ -1,4 +1,4 @@
-"""Issue 7, item 3: `tranlog reload`: the configuration file of a running process, read again.
+"""`tranlog reload`: the configuration file of a running process, read again.
 
 Up to the operator's answer, with the driver in threads; the socket is `test_server`'s, Spark `tests/spark`'s.
 """

@@ -1,4 +1,4 @@
-"""Issue 7, item 10: the lines of `tranlog top`, for any size."""
+"""The lines of `tranlog top`, for any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tranlog log segments`, `add`, `trim`, `info`: issue 5, item 5; conformance/tokumx.md A8."""
+"""`tranlog log segments`, `add`, `trim`, `info`; conformance/tokumx.md A8."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_each_segment_with_its_gtids_time_and_size(told: Told) -> None:
 
 
 def test_the_create_time_survives_a_copy(told: Told, tmp_path: Path) -> None:
-    """Issue 5, item 5: file times do not survive a copy; the first sync record's stamp does."""
+    """File times do not survive a copy; the first sync record's stamp does."""
     before = told.json("segments")["segments"]
     copy = tmp_path / "copy"
     shutil.copytree(told.path, copy)
@@ -169,7 +169,7 @@ def test_the_identity_of_the_history_is_shown(
 
 
 def test_spill_segments_tell_who_refers_into_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """issue 5, item 5: "for spill the highest GTID that refers into it"."""
+    """ "for spill the highest GTID that refers into it"."""
     told = Told(tmp_path / "log", capsys)
     with Log.open(told.path, source_id="till", options=LogOptions(spill_buffer_bytes=1_000)) as log:
         with log.begin() as transaction:
@@ -200,7 +200,7 @@ def test_spill_segments_tell_who_refers_into_them(tmp_path: Path, capsys: pytest
 
 
 def test_the_landmarks_of_the_index_are_shown(told: Told) -> None:
-    """Issue 25; vlsn-index: "key landmarks such as the lastSync-able log entry and the last commit log entry"."""
+    """vlsn-index: "key landmarks such as the lastSync-able log entry and the last commit log entry"."""
     last = told.seqnos()[-1]
     found = told.json("info")
     stored = found["index"]["stored"]
@@ -324,7 +324,7 @@ def test_bounds_are_inclusive_and_the_last_segment_stays(told: Told) -> None:
 
 
 def test_a_hold_is_waited_for_and_passed_on_demand(told: Told) -> None:
-    """Issue 5, item 5: "the victim hears it in a clear error"."""
+    """ "the victim hears it in a clear error"."""
     rows = told.json("segments")["segments"]
     needed = Gtid.parse(rows[1]["first_gtid"]).seqno
     hold(str(told.path), "shop", Seqno(needed))
@@ -463,7 +463,7 @@ def test_the_log_of_a_configuration(
 
 
 def test_a_directory_of_the_java_replicators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Issue 5, item 5: "file time only in a Tungsten directory"; adding and trimming there is not ours to do."""
+    """ "file time only in a Tungsten directory"; adding and trimming there is not ours to do."""
     told = Told(tmp_path / "log", capsys)
     told.path.mkdir()
     for number, raw in golden_segments("rotated-60").items():

@@ -1,4 +1,4 @@
-"""The table [spark] and `tranlog spark-package`: issue 7, item 8."""
+"""The table [spark] and `tranlog spark-package`."""
 
 from __future__ import annotations
 

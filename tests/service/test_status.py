@@ -1,4 +1,4 @@
-"""What `status` says: positions, lag, and what the whole waits for (design/sources.md, the last lines)."""
+"""What `status` says: positions, lag, and what the whole waits for."""
 
 from __future__ import annotations
 

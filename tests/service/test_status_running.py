@@ -1,4 +1,4 @@
-"""Issue 7, item 6, on a pipeline that runs: the ancestor's fields, where the time goes, who waits, and the metrics.
+"""On a pipeline that runs: the ancestor's fields, where the time goes, who waits, and the metrics.
 
 The channels are threads, all else is real: log, target, endpoint, commands.
 """

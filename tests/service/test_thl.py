@@ -1,4 +1,4 @@
-"""The `thl` command over real logs: issue 3, item 8; thl-internals; conformance/tungsten.md A9, B7 (2-6, 15, 23)."""
+"""The `thl` command over real logs; thl-internals; conformance/tungsten.md A9, B7 (2-6, 15, 23)."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ def test_a_log_without_checksums_says_so(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_a_rollback_abandoned_is_shown_only_when_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """design/index.md, "Abandoned records": `thl list --abandoned` shows them, with the mark that took them."""
+    """`thl list --abandoned` shows them, with the mark that took them."""
     path = tmp_path / "log"
     write_log(path, 3)
     with Log.open(path, source_id="till", clock=StandingClock()) as log:

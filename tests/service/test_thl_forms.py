@@ -1,4 +1,4 @@
-"""Forms, tail, dump and purge of `thl` over native logs: issue 6, item 3; conformance/tungsten.md A9."""
+"""Forms, tail, dump and purge of `thl` over native logs; conformance/tungsten.md A9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`thl repair`, `thl diff`, and `thl list -gtid`, `-time`, `-event`: issue 5, items 6 and 9."""
+"""`thl repair`, `thl diff`, and `thl list -gtid`, `-time`, `-event`."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_diff_of_two_histories(log_dir: Path, tmp_path: Path, capsys: pytest.Cap
 def test_diff_of_a_replicators_directory_and_its_conversion(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 6, items 3 and 4: what both codecs can express is the same in both, however it is asked."""
+    """What both codecs can express is the same in both, however it is asked."""
     theirs, ours = str(GOLDEN / case / "log"), str(tmp_path / "log")
     assert run(["convert", "--lossy", theirs, ours], capsys)[0] == 0
     for options in ([], ["--full"]):

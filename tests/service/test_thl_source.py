@@ -1,4 +1,4 @@
-"""A replicator's directory as the source of `tranlog`'s commands: issue 6, item 5."""
+"""A replicator's directory as the source of `tranlog`'s commands."""
 
 from __future__ import annotations
 

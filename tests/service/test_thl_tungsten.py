@@ -1,4 +1,4 @@
-"""`thl` over directories that the Java replicator wrote: issue 6, item 3; conformance/tungsten.md A9, B7."""
+"""`thl` over directories that the Java replicator wrote; conformance/tungsten.md A9, B7."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_dump_of_a_damaged_record_says_so(tmp_path: Path, capsys: pytest.Capture
 def test_a_long_listing_says_on_stderr_how_far_it_is(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 6, item 3: long scans show progress; a pipe gets nothing but results."""
+    """Long scans show progress; a pipe gets nothing but results."""
     monkeypatch.setattr("tranlog.service.frame.progress.SHOWN_AFTER_S", 0.0)
     theirs, log = tmp_path / "thl", tmp_path / "thl"
     with TungstenLog.open(str(theirs)) as writer:
@@ -285,7 +285,7 @@ def test_a_long_listing_says_on_stderr_how_far_it_is(
 def test_a_directory_with_both_codecs(
     line: str, native_is: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 6, "Bad input": one clear error, whichever of the two stands first."""
+    """One clear error, whichever of the two stands first."""
     log = tmp_path / "log"
     native = log / ("thl.data.0000000001" if native_is == "oldest" else "thl.data.0000000009")
     convert(str(GOLDEN / "rotated-60" / "log"), str(tmp_path / "native"))

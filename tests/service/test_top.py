@@ -1,4 +1,4 @@
-"""Issue 7, item 10: `tranlog top` on a real pseudo-terminal, before a pipeline whose channels are threads.
+"""`tranlog top` on a real pseudo-terminal, before a pipeline whose channels are threads.
 
 tests/service/test_top_spark.py has it on Spark.
 """

@@ -1,4 +1,4 @@
-"""Issue 7, item 10: `tranlog top` before a real pipeline on Spark, in a real terminal."""
+"""`tranlog top` before a real pipeline on Spark, in a real terminal."""
 
 from __future__ import annotations
 

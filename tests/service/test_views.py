@@ -1,4 +1,4 @@
-"""Issue 7, item 6: status as in the article, and the same numbers as OpenMetrics."""
+"""Status as in the article, and the same numbers as OpenMetrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "Apply": whole runs on a real Spark into real targets, with tasks and drivers that are killed."""
+"""Whole runs on a real Spark into real targets, with tasks and drivers that are killed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def context(spark: SparkSession) -> SparkContext:
     ],
 )
 def test_target_and_source_are_equal(tmp_path: Path, context: SparkContext, seed: int, more: dict) -> None:
-    """Issue 7, item 1: "disk", "memory" in one window and in many, "none"."""
+    """ "disk", "memory" in one window and in many, "none"."""
     workload = Workload(seed=seed, large=0.005)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 500, segment_bytes=50_000)
@@ -229,7 +229,7 @@ def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change
 
 
 def test_a_running_pipeline_takes_another_plan(tmp_path: Path, context: SparkContext) -> None:
-    """Issue 7, item 3: "changing the channel count or the rule, online": by a plan that comes while it follows."""
+    """ "changing the channel count or the rule, online": by a plan that comes while it follows."""
     workload = Workload(seed=73)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     plans: PlanOrders = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Issue 7, item 8: the same pipeline beyond one machine, on clusters whose workers are killed."""
+"""The same pipeline beyond one machine, on clusters whose workers are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""design/pipeline.md, "The log as a Spark source": found by name, one row per change, never past committed."""
+"""Found by name, one row per change, never past committed."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_read_says_so(tmp_path: Path, spark: SparkSession, option
 
 @pytest.mark.spark
 def test_everything_that_can_be_chosen(tmp_path: Path, spark: SparkSession) -> None:
-    """Issue 7, item 7: start and end by GTID, time, event id; shards, schemas, tables; units; columns; pushFilters."""
+    """Start and end by GTID, time, event id; shards, schemas, tables; units; columns; pushFilters."""
     path = tmp_path / "log"
     last = write_log(path, Workload(seed=15, large=0.02), 200, segment_bytes=20_000)
     with LogReader.open(path) as reader:

@@ -1,4 +1,4 @@
-"""The log as a stream: issue 7, item 7; design/pipeline.md, "The log as a Spark source"."""
+"""The log as a stream."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def children_of(pid: int) -> set[int]:
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_exactly_once_into_parquet_over_kills(tmp_path: Path, spark: SparkSession) -> None:
-    """Issue 7: exactly once through Spark's own sink; the driver is killed with -9 in the middle and started again."""
+    """Exactly once through Spark's own sink; the driver is killed with -9 in the middle and started again."""
     log, target = tmp_path / "log", tmp_path / "rows"
     write_log(log, Workload(seed=11, large=0.02), 800)
     checkpoint = tmp_path / "rows.checkpoint"

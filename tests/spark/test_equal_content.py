@@ -1,4 +1,4 @@
-"""Issue 7, item 9: the same pipeline applied to SQLite, PostgreSQL and MariaDB gives equal content."""
+"""The same pipeline applied to SQLite, PostgreSQL and MariaDB gives equal content."""
 
 from __future__ import annotations
 

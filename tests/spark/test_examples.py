@@ -1,4 +1,4 @@
-"""The examples over a log in Spark: issue 7, item 7, "Examples in examples/"."""
+"""The examples over a log in Spark."""
 
 from __future__ import annotations
 

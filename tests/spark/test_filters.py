@@ -1,4 +1,4 @@
-"""Issue 7, item 5: `Pipeline(source, filters, target, channels)` on Spark, with functions that travel to the tasks."""
+"""`Pipeline(source, filters, target, channels)` on Spark, with functions that travel to the tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 26, item 15: "a large transaction in flight shows itself in `status` (rows so far, of how many bytes)".
+""" "a large transaction in flight shows itself in `status` (rows so far, of how many bytes)".
 
 `tranlog apply` and `tranlog status` as processes, on Spark, at a PostgreSQL whose trigger lets rows pass bit by bit.
 """

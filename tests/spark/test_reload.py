@@ -1,4 +1,4 @@
-"""Issue 7, item 3: channels and rule changed online under load, `kill -9` in the middle: the order is the log's.
+"""Channels and rule changed online under load, `kill -9` in the middle: the order is the log's.
 
 `tranlog apply` and `tranlog reload` as processes on a Spark of ten slots, and a PostgreSQL that notes what happens to
 its tables, as for `mutants/order_rounds`; one shard is slow there, so that channels are apart whenever they must meet.

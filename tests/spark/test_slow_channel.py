@@ -1,4 +1,4 @@
-"""Issue 7, item 1: "one channel slowed to 10 transactions/s while another gets 1,000,000 transactions ahead".
+""" "one channel slowed to 10 transactions/s while another gets 1,000,000 transactions ahead".
 
 "Memory of every process bounded; killed; each resumes at its own position." The target's trigger on the slow shard's
 table sleeps for a tenth of a second. The distance is 20,000 here and the issue's million in `make soak`.
@@ -32,7 +32,7 @@ GROUP = 20
 PYTHON_BYTES = 160 << 20
 """The driver takes some 120 MB, a worker 80; what lies between the channels is 80 MB and more in the log alone."""
 JVM_BYTES = 1_200_000_000
-"""What issue 4, item 6, gives the JVM."""
+"""What the JVM gets."""
 
 
 def resident(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Issue 4, item 3: tasks that stop, die or come twice, and a second driver: one writes, the others write nothing.
+"""Tasks that stop, die or come twice, and a second driver: one writes, the others write nothing.
 
 design/pipeline.md, "Tokens" and "A stopped process holds its locks", on a real Spark with real targets. Audit triggers
 count each change. Times are printed (`pytest -s`), and bounded only far off, since a machine may be busy: what they

@@ -1,4 +1,4 @@
-"""`apply` on Spark, pointed at a Java replicator's directory: issue 6, item 5."""
+"""`apply` on Spark, pointed at a Java replicator's directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and position in one target transaction, at every kind of target. design/pipeline.md, "Applying"."""
+"""Rows and position in one target transaction, at every kind of target."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_primary_key_changes(bench: Bench) -> None:
 def test_two_keys_are_swapped_in_one_transaction(
     options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], net_effect: bool
 ) -> None:
-    """design/data-model.md: "a swap of two keys in one transaction works"."""
+    """ "a swap of two keys in one transaction works"."""
     bench = open_bench(replace(options, net_effect=net_effect))
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1, "one")), insert(ITEMS, row(2, "two")), insert(ITEMS, row(3, "three"))])
@@ -219,7 +219,7 @@ def test_an_insert_is_never_an_update(bench: Bench) -> None:
 
 
 def test_a_replaced_task_writes_nothing(bench: Bench) -> None:
-    """design/pipeline.md: the guarded update "must hit exactly one row, else this task has been replaced"."""
+    """The guarded update "must hit exactly one row, else this task has been replaced"."""
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1))])
     units = [unit_of(1, [insert(ITEMS, row(2))])]
@@ -265,7 +265,7 @@ def test_an_error_while_reading_rolls_back(bench: Bench) -> None:
 
 
 def test_what_the_source_did_not_send_is_not_written(bench: Bench) -> None:
-    """design/data-model.md: UNCHANGED is "never NULL, never written"."""
+    """UNCHANGED is "never NULL, never written"."""
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1, "kept", 1)), insert(ITEMS, row(2, "kept", 1))])
     bench.apply(
@@ -387,7 +387,7 @@ def ddl(sql: str) -> Statement:
 
 
 def test_a_statement_of_another_kind_of_database_stops(bench: Bench) -> None:
-    """design/data-model.md: "`ddl = stop` (default, naming seqno and text)"."""
+    """ "`ddl = stop` (default, naming seqno and text)"."""
     bench.target.rows.create_table(ITEMS)
     with pytest.raises(
         DdlStopError, match=r"seqno 0, statement 'ALTER TABLE items ADD x INT'.*from mysql.*ddl = "

@@ -1,4 +1,4 @@
-"""Cutting a stream of changes into batches, and its net effect: pure. design/pipeline.md, "Applying"."""
+"""Cutting a stream of changes into batches, and its net effect: pure."""
 
 from __future__ import annotations
 

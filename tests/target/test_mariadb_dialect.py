@@ -1,4 +1,4 @@
-"""MariaDB's literals, labels and statements, without a server. design/data-model.md, "Values"."""
+"""MariaDB's literals, labels and statements, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three tables at every kind of target: tokens, claims, meetings, assignments. design/pipeline.md."""
+"""The three tables at every kind of target: tokens, claims, meetings, assignments."""
 
 from __future__ import annotations
 

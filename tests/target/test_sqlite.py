@@ -49,7 +49,6 @@ def ddl(sql: str) -> Statement:
 
 
 def test_a_stopped_task_is_ended_by_its_successor(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
-    """design/pipeline.md, "A stopped process holds its locks"."""
     bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
     claimed = bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)

@@ -1,4 +1,4 @@
-"""Every kind of value, written and read back as the same value. design/data-model.md, "Values"."""
+"""Every kind of value, written and read back as the same value."""
 
 from __future__ import annotations
 

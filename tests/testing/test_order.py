@@ -1,4 +1,4 @@
-"""Issue 7, item 2: the check of the order at the target finds each way in which it can be wrong, and nothing else."""
+"""The check of the order at the target finds each way in which it can be wrong, and nothing else."""
 
 from __future__ import annotations
 

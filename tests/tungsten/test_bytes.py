@@ -1,4 +1,4 @@
-"""Mutated bytes of real Tungsten files: a value or one of our errors, bounded; issue 6, and issue 4 item 6.
+"""Mutated bytes of real Tungsten files: a value or one of our errors, bounded.
 
 The samples are what the real replicator wrote. A log with one damaged segment is read, opened for writing and purged:
 what a reader shows is the beginning of what was written, and a writer cuts nothing that a reader had been shown.

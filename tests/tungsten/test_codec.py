@@ -81,7 +81,7 @@ def test_the_annotated_record() -> None:
 
 @pytest.mark.parametrize("case", golden_cases())
 def test_golden_records_again(case: str) -> None:
-    """Issue 6, item 1: what was read and is written again is the same bytes."""
+    """What was read and is written again is the same bytes."""
     events = 0
     for raw in golden_segments(case).values():
         for record in scan(raw, checked=True):

@@ -33,7 +33,7 @@ BUILT = ("unknown checksum type", "NUL in JSON")
 
 @pytest.mark.long
 def test_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """Issue 6, items 1 and 2: nothing differs but what is meant, and every kind on the list is met with."""
+    """Nothing differs but what is meant, and every kind on the list is met with."""
     code = main([str(GOLDEN)])
     told = capsys.readouterr().out
     assert code == 0, told
@@ -196,7 +196,7 @@ def test_a_case_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_by_kind_and_never_by_name(tmp_path: Path) -> None:
-    """Issue 6, item 2: a case under another name is judged the same."""
+    """A case under another name is judged the same."""
     for number, case in enumerate(("recover-torn-header", "purge-low-30", "fail-bad-body-first-file")):
         shutil.copytree(GOLDEN / case, tmp_path / f"x{number}")
     assert main([str(tmp_path)]) == 0

@@ -50,7 +50,7 @@ def golden_payloads(case: str) -> list[bytes]:
 
 @pytest.mark.parametrize("case", [case for case in golden_cases() if golden_payloads(case)])
 def test_golden_payloads_again(case: str) -> None:
-    """Issue 6, item 1: the same bytes, the writer's wall clock in them included."""
+    """The same bytes, the writer's wall clock in them included."""
     for raw in golden_payloads(case):
         assert encode(decode(raw)) == raw
 
@@ -101,7 +101,7 @@ def test_the_shard_is_the_first_in_the_metadata() -> None:
 
 
 def test_a_java_object_is_kept() -> None:
-    """Issue 6, item 1: header shown, payload kept raw, one clear sentence."""
+    """Header shown, payload kept raw, one clear sentence."""
     for raw in golden_payloads("java-serializer"):
         found = decode(raw)
         assert isinstance(found, JavaObject)
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_all_value_variants_of_the_golden_rows() -> None:
-    """Issue 6, item 1: 45 variants in one row; NULL, numbers, and what only looks alike."""
+    """45 variants in one row; NULL, numbers, and what only looks alike."""
     first = decode(golden_payloads("rows-crc")[0])
     assert isinstance(first, Event)
     rows = first.changes[0]

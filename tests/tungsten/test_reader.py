@@ -383,7 +383,7 @@ def test_no_log() -> None:
 
 
 def test_a_native_log_is_refused() -> None:
-    """Issue 6, "Bad input": a directory with both codecs."""
+    """A directory with both codecs."""
     segments = rotated()
     segments[8] = encode_file_header(59) + struct.pack(">IBQQqQ16sBI", 58, 3, 1, 1, 0, 0, bytes(16), 1, 1)
     with pytest.raises(NativeLogError, match=r"thl.data.0000000008 .*tranlog's own format"):

@@ -1,4 +1,4 @@
-"""Repair of a replicator's directory: issue 6, item 3; conformance/tungsten.md B4, B7 (3 to 5)."""
+"""Repair of a replicator's directory; conformance/tungsten.md B4, B7 (3 to 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Java replicator's directory as a source: issue 6, item 5; conformance/tungsten.md A2, A3."""
+"""A Java replicator's directory as a source; conformance/tungsten.md A2, A3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ways between the ancestor's events and our fragments: issue 6, item 4; conformance/tungsten.md B2, B3.
+"""Both ways between the ancestor's events and our fragments; conformance/tungsten.md B2, B3.
 
 What both can express comes back equal, byte for byte where the ancestor's bytes came first; what one cannot is named.
 """

@@ -1,4 +1,4 @@
-"""A Tungsten directory as channels read it: issue 6, item 5."""
+"""A Tungsten directory as channels read it."""
 
 from __future__ import annotations
 

@@ -36,6 +36,10 @@ class AsyncStore:
         """Put a message on queues, as `MessageStore.publish`."""
         return await asyncio.to_thread(self.store.publish, content, **options)
 
+    async def publish_many(self, contents: Iterable[bytes], **options: Any) -> list[Lsn]:
+        """Publish messages that go the same way, as `MessageStore.publish_many`."""
+        return await asyncio.to_thread(self.store.publish_many, contents, **options)
+
     async def publish_once(
         self, name: str, number: int, content: bytes | Iterable[bytes | memoryview], **options: Any
     ) -> Lsn | None:
@@ -44,18 +48,23 @@ class AsyncStore:
 
     async def get(self, queue: str, *, timeout_s: float | None = 0.0) -> Delivery | None:
         """Take the next message of a queue, as `MessageStore.get`. What a cancelled task took is on the queue again."""
+        found = await self.get_many(queue, 1, timeout_s=timeout_s)
+        return found[0] if found else None
+
+    async def get_many(self, queue: str, count: int, *, timeout_s: float | None = 0.0) -> list[Delivery]:
+        """Take the next messages of a queue, as `MessageStore.get_many`; cancelled as `get`."""
         until = None if timeout_s is None else self._loop.time() + timeout_s
         while True:
             changed = self._changed
-            taking = asyncio.ensure_future(asyncio.to_thread(self.store.get, queue))
+            taking = asyncio.ensure_future(asyncio.to_thread(self.store.get_many, queue, count))
             try:
-                delivery = await asyncio.shield(taking)
+                found = await asyncio.shield(taking)
             except asyncio.CancelledError:
                 taking.add_done_callback(self._give_back)
                 raise
             left = None if until is None else until - self._loop.time()
-            if delivery is not None or (left is not None and left <= 0):
-                return delivery
+            if found or (left is not None and left <= 0):
+                return found
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
 
@@ -82,10 +91,10 @@ class AsyncStore:
         """Return when everything that any call has done so far is durable."""
         await asyncio.to_thread(self.store.sync)
 
-    def _give_back(self, taking: asyncio.Future[Delivery | None]) -> None:
-        if not taking.cancelled() and taking.exception() is None and (delivery := taking.result()) is not None:
+    def _give_back(self, taking: asyncio.Future[list[Delivery]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
             with contextlib.suppress(LogClosedError, QueueError):  # then its next opening has it on the queue
-                self.store.requeue(delivery)
+                self.store.requeue(*taking.result())
 
     def _watch(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed over its tasks

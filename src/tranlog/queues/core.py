@@ -9,18 +9,19 @@ Source: docs/format.md, "Groups, order, what a recovery believes".
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from tranlog.clock import Clock
 from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
-from tranlog.ids import Lsn, lsn_segment, lsn_text
+from tranlog.ids import Lsn, lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.journal import QueueJournal
+from tranlog.queues.moving import tidy
 from tranlog.queues.rules import records
-from tranlog.queues.rules.containers import Need, largest_section, to_be_emptied
+from tranlog.queues.rules.containers import Need, largest_section
 from tranlog.queues.rules.records import (
-    ACKED,
     CHUNK,
     CHUNK_BODY,
     DELETE,
@@ -31,9 +32,6 @@ from tranlog.queues.rules.records import (
     EXPIRED,
     FIRST,
     LAST,
-    MOVE,
-    MOVE_BODY,
-    MOVE_PLACE,
     OVERHEAD,
     POSITION,
     POSITION_BYTES_MOST,
@@ -57,8 +55,9 @@ logger = logging.getLogger(__name__)
 
 _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
-_MOVE_BYTES = OVERHEAD + MOVE_BODY.size + MOVE_PLACE.size
 _DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
+_RUN_BYTES = 256 * 1024
+"""So much is put at once of what is published together."""
 
 
 class HoldsContent(Protocol):
@@ -108,7 +107,8 @@ class Delivery:
     @property
     def content(self) -> bytes:
         """All of its content. `sections` needs less memory for a large one."""
-        return b"".join(self.sections())[self.message.header_length :]
+        kept = self.message.content
+        return (b"".join(self.sections()) if kept is None else kept)[self.message.header_length :]
 
     def parts(self) -> Iterator[bytes]:
         """Read its content in parts of up to 64 KiB."""
@@ -155,7 +155,7 @@ class StoreCore:
         self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)
         self.recovered = journal.place
         """What was published before this place counts as redelivered."""
-        journal.tidy = self.tidy
+        journal.tidy = lambda count: tidy(journal, state, self.section, count)
         self._clock = clock
         self._room = content_bytes  # for content in memory
         self._rows = {queue_id: QueueRow(queue_id, row) for queue_id, row in in_order(state.messages.values()).items()}
@@ -199,22 +199,59 @@ class StoreCore:
         once: ProducerStep | None,
     ) -> Message:
         """Put a message that fits one section on queues, as one group."""
-        journal = self.journal
+        if len(queues) == 1 and once is None:
+            return self.publish_each(header_length, (raw,), queues[0], expires_at, priority)[0]
+        return self._publish_group(header_length, raw, queues, expires_at, priority, once)
+
+    def publish_each(
+        self, header_length: int, raws: Sequence[bytes], queue_id: int, expires_at: int, priority: int
+    ) -> list[Message]:
+        """Put messages that fit one section each on a queue, each as a group of its own."""
+        journal, state, row, stored_at = self.journal, self.state, self.row(queue_id), self._clock.now_ms()
+        found: list[Message] = []
+        while len(found) < len(raws):
+            size, run = 0, []  # what goes into the newest container, and is put at once
+            for raw in islice(raws, len(found), None):
+                more = _START_BYTES + len(raw) + _ENQUEUE_BYTES
+                if size + more > _RUN_BYTES or not journal.fits(size + more):
+                    break
+                size += more
+                run.append(raw)
+            if not run:
+                raw = raws[len(found)]
+                found.append(self._publish_group(header_length, raw, (queue_id,), expires_at, priority, None))
+                continue
+            journal.admit(size, Need.PUBLISH)
+            place = begin = journal.next_place()
+            epoch, pieces = journal.epoch, list[bytes]()
+            for raw in run:
+                pieces += encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
+                place = Lsn(place + _START_BYTES + len(raw) + _ENQUEUE_BYTES)
+            journal.put_whole(pieces, size)
+            for raw in run:
+                enqueued = Lsn(begin + _START_BYTES + len(raw))
+                on = QueuePlace(queue_id, enqueued, enqueued, expires_at, priority)
+                message = self._keep(state.put_whole(begin, stored_at, header_length, len(raw), on), raw)
+                row.append(message)
+                found.append(message)
+                begin = Lsn(enqueued + _ENQUEUE_BYTES)
+            row.counts.published += len(run)
+        return found
+
+    def _publish_group(
+        self,
+        header_length: int,
+        raw: bytes,
+        queues: Sequence[int],
+        expires_at: int,
+        priority: int,
+        once: ProducerStep | None,
+    ) -> Message:
+        """Put a message record by record: on several queues, with its producer's step, or over a container's end."""
         behind = len(queues) * _ENQUEUE_BYTES + (POSITION_BYTES_MOST if once else 0)
-        size = _START_BYTES + len(raw) + behind
-        journal.admit(size, Need.PUBLISH)
+        self.journal.admit(_START_BYTES + len(raw) + behind, Need.PUBLISH)
         stored_at = self._clock.now_ms()
-        if len(queues) == 1 and once is None and journal.fits(size):
-            place, epoch, queue_id = journal.next_place(), journal.epoch, queues[0]
-            journal.put_whole(
-                encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
-            )
-            enqueued = Lsn(place + _START_BYTES + len(raw))
-            on = QueuePlace(queue_id, enqueued, enqueued, expires_at, priority)
-            message = self._keep(self.state.put_whole(place, stored_at, header_length, len(raw), on), raw)
-            self._published(message, on)
-            return message
-        place = journal.put(START, FIRST, NO_LSN, START_BODY.pack(0, stored_at, header_length, len(raw)) + raw)
+        place = self.journal.put(START, FIRST, NO_LSN, START_BODY.pack(0, stored_at, header_length, len(raw)) + raw)
         message = self.started(place, stored_at, header_length, raw)
         try:
             self.enqueue(message, queues, expires_at, priority, once)
@@ -284,7 +321,7 @@ class StoreCore:
 
     def _published(self, message: Message, on: QueuePlace) -> None:
         row = self.row(on.queue_id)
-        row.add(message, on)
+        row.append(message)
         row.counts.published += 1
 
     def stand(self, once: ProducerStep, flags: int) -> None:
@@ -329,10 +366,7 @@ class StoreCore:
             row.take()
         known = self._rows.get(place.queue_id)
         if known is not None:  # else its queue is being deleted
-            if reason == ACKED:
-                known.counts.acknowledged += 1
-            else:
-                known.counts.dropped += 1
+            known.counts.left(reason)
         message.leave(place)
         if last:
             self.forget(message)
@@ -343,7 +377,8 @@ class StoreCore:
         journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
         if last and journal.fits(_DEQUEUE_BYTES):
             at = journal.next_place()
-            journal.put_whole(encode_taken(journal.epoch, at, message.id, place.queue_id, reason))
+            group = encode_taken(journal.epoch, at, message.id, place.queue_id, reason)
+            journal.put_whole(group, _DEQUEUE_BYTES)
             return
         body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
         journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
@@ -362,78 +397,27 @@ class StoreCore:
         row.add(message, place)
         row.counts.requeued += 1
 
-    # --- space ---------------------------------------------------------------------------------------
-
-    def tidy(self, count: int) -> None:
-        """Move forward what is left in the oldest containers, at most `count`, where they hold back more than it is."""
-        if not self._worth_emptying():
-            return
-        lowest = self.state.lowest(0)
-        movable, fixed, undecided = self.state.pinning(lowest, count)
-        held = min(
-            (lsn_segment(place) for place in (*(one.stands for one in fixed), *(one.id for one in undecided))),
-            default=lowest + count,
-        )
-        try:
-            for message in movable:
-                number = lsn_segment(message.stands)
-                if number >= held:
-                    return  # it would not be empty
-                if number > lowest and not self._worth_emptying():
-                    return
-                lowest = number
-                self.move(message)
-        except DiskFullError:
-            logger.warning("The oldest container is not emptied: there is no room. path=%s", self.journal.files.path)
-
-    def _worth_emptying(self) -> bool:
-        files, state, newest = self.journal.files, self.state, self.journal.buffer.number
-        live_bytes = state.live_bytes + _MOVE_BYTES * len(state.messages)
-        return to_be_emptied(newest - state.lowest(newest), live_bytes, files.container_bytes, self.journal.initial)
-
-    def move(self, message: Message) -> None:
-        """Write a message again, with its places, behind everything; its id stays."""
-        journal = self.journal
-        places = b"".join(
-            MOVE_PLACE.pack(one.queue_id, one.visible, one.enqueued, one.expires_at, one.priority, one.attempts)
-            for one in message.places
-        )
-        sections = self._stored(message)
-        head = MOVE_BODY.pack(message.stored_at, message.header_length, message.total_length, len(message.places))
-        size = message.total_length + len(places) + (OVERHEAD + MOVE_BODY.size) * (1 + len(message.chunks or ()))
-        journal.admit(size, Need.DRAIN)
-        last = len(message.chunks or ())
-        moved: list[tuple[Lsn, int]] = []
-        for number, section in enumerate(sections):
-            flags = (FIRST if number == 0 else 0) | (LAST if number == last else 0)
-            if number == 0:
-                moved.append((journal.put(MOVE, flags, message.id, head + places + section), len(section)))
-            else:
-                at = sum(length for _, length in moved)
-                moved.append((journal.put(CHUNK, flags, message.id, CHUNK_BODY.pack(at) + section), len(section)))
-        place, length = moved[0]
-        self.state.move(place, message, length)
-        for place, length in moved[1:]:
-            self.state.chunk(place, message.id, message.got, length)
-
-    def _stored(self, message: Message) -> Iterator[bytes]:
-        """Read a message's sections from the log, with the lock."""
-        for place in (message.stands, *(message.chunks or ())):
-            yield self._section(place)
-
     # --- taking --------------------------------------------------------------------------------------
 
-    def take(self, queue: str, queue_id: int) -> Delivery:
-        """Take the next message of a queue that has one."""
-        row = self.row(queue_id)
-        delivery = self._delivery(queue, queue_id, row.take())
-        row.counts.delivered += 1
-        self.held[delivery.place] = delivery
-        return delivery
+    def take(self, queue: str, queue_id: int, count: int) -> list[Delivery]:
+        """Take the next messages of a queue that are durable, at most `count`. Those whose time is over leave it."""
+        row, shown = self.row(queue_id), self.journal.shown
+        found: list[Delivery] = []
+        while len(found) < count and (message := row.first()) is not None:
+            place = message.place_on(queue_id)
+            assert place is not None, "what waits on a queue is on it"
+            if 0 < place.expires_at <= self._clock.now_ms():
+                self.dequeue(message, place, EXPIRED, row)
+                continue
+            if place.needs >= shown:
+                break
+            row.take()
+            delivery = self.held[place] = self._delivery(queue, message, place)
+            found.append(delivery)
+        row.counts.delivered += len(found)
+        return found
 
-    def _delivery(self, queue: str, queue_id: int, message: Message) -> Delivery:
-        place = message.place_on(queue_id)
-        assert place is not None and place.free, "what waits on a queue is on it"
+    def _delivery(self, queue: str, message: Message, place: QueuePlace) -> Delivery:
         redelivered = place.attempts > 0 or NO_LSN < message.id < self.recovered
         return Delivery(self, queue, message, place, redelivered)
 
@@ -441,24 +425,44 @@ class StoreCore:
         """Go over what `take` would hand out, in order, without taking it. The lock is held meanwhile."""
         shown, now_ms = self.journal.shown, self._clock.now_ms()
         for message in self.row(queue_id):
-            found = self._delivery(queue, queue_id, message)
-            if found.place.needs < shown and not 0 < found.place.expires_at <= now_ms:
-                yield found
-
-    def drop_expired(self, queue_id: int) -> None:
-        """Take off a queue those at its head whose time is over."""
-        row = self.row(queue_id)
-        while (message := row.first()) is not None:
             place = message.place_on(queue_id)
-            assert place is not None
-            if not 0 < place.expires_at <= self._clock.now_ms():
-                return
-            self.dequeue(message, place, EXPIRED, row)
+            assert place is not None, "what waits on a queue is on it"
+            if place.needs < shown and not 0 < place.expires_at <= now_ms:
+                yield self._delivery(queue, message, place)
 
     def check_held(self, delivery: Delivery) -> None:
         """Raise NotHeldError where a delivery was answered, or its message is gone."""
         if self.held.get(delivery.place) is not delivery:
             raise NotHeldError(what=str(delivery), why="it is not held")
+
+    def answer(self, deliveries: Collection[Delivery], reason: int) -> None:
+        """Have deliveries that are held leave their queues, for good."""
+        if self._answer_at_once(deliveries, reason):
+            return
+        for delivery in deliveries:
+            self.dequeue(delivery.message, delivery.place, reason)
+            del self.held[delivery.place]
+
+    def _answer_at_once(self, deliveries: Collection[Delivery], reason: int) -> bool:
+        """Write one piece for all, a group for each; False where that does not do, nothing being done."""
+        journal, size = self.journal, _DEQUEUE_BYTES * len(deliveries)
+        if not journal.fits(size) or any(one.message.transient or len(one.message.places) > 1 for one in deliveries):
+            return False
+        try:
+            journal.admit(size, Need.DRAIN)
+        except DiskFullError:
+            return False  # for some of them there may be room
+        at, epoch, pieces = journal.next_place(), journal.epoch, list[bytes]()
+        for one in deliveries:
+            pieces += encode_taken(epoch, at, one.message.id, one.place.queue_id, reason)
+            at = Lsn(at + _DEQUEUE_BYTES)
+        journal.put_whole(pieces, size)
+        for one in deliveries:
+            del self.held[one.place]
+            self._rows[one.place.queue_id].counts.left(reason)
+            one.message.places = ()
+            self.forget(one.message)
+        return True
 
     def clear(self, queue_id: int) -> int:
         """Take what waits on a queue off it; return how many messages that were."""
@@ -501,11 +505,12 @@ class StoreCore:
                     return
                 if self.state.messages.get(message.id) is not message:
                     raise NotHeldError(what=f"message {lsn_text(message.id)}", why="it is gone")
-                section = self._section(chunks[number - 1] if number else message.stands)
+                section = self.section(chunks[number - 1] if number else message.stands)
             yield section
             number += 1
 
-    def _section(self, place: Lsn) -> bytes:
+    def section(self, place: Lsn) -> bytes:
+        """Return the bytes of a message that a record has. The lock is held."""
         if place >= self.journal.buffer.unwritten:
             self.journal.write()  # a message that was moved stands in memory at first
         record = self.journal.files.read_record(place)

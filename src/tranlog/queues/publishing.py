@@ -71,6 +71,21 @@ class MessagePublishing:
         with self._twin(len(header), total) if kept else nullcontext() as copy:
             return self._large(iter(content), names, header, total, *stamps, once=once, transient=transient, twin=copy)
 
+    def publish_many(
+        self, contents: Sequence[bytes], queues: Sequence[str], header: bytes, expires_at: int, priority: int
+    ) -> list[Message]:
+        """Put messages on queues; see `MessageStore.publish_many`."""
+        core, names = self._core, list(dict.fromkeys(queues))
+        _check_stamps(expires_at, priority)
+        if len(names) == 1 and len(header) + max(map(len, contents), default=0) <= core.section_bytes:
+            raws = [header + one for one in contents]  # bytes, whatever they were
+            with core.journal.lock, core.journal:
+                stored, _ = self._ids(names, transient=False)
+                if stored:
+                    return core.publish_each(len(header), raws, stored[0], expires_at, priority)
+        each = (self.publish(one, names, None, header, expires_at, priority) for one in contents)
+        return [one for one in each if one is not None]
+
     def _ids(self, queues: Iterable[str], transient: bool) -> tuple[list[int], list[int]]:
         """Return the ids of queues: those for which a message goes to the log, and those for which to memory alone."""
         self._core.journal.check_open()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from tranlog.queues.rules.records import ACKED
 from tranlog.queues.rules.state import Message, QueuePlace
 
 _Order = tuple[int, ...]
@@ -29,6 +30,13 @@ class QueueCounts(msgspec.Struct, kw_only=True):
     acknowledged: int = 0
     requeued: int = 0
     dropped: int = 0
+
+    def left(self, reason: int) -> None:
+        """Count one that left the queue."""
+        if reason == ACKED:
+            self.acknowledged += 1
+        else:
+            self.dropped += 1
 
 
 class QueueRow:
@@ -61,6 +69,10 @@ class QueueRow:
             heapq.heappush(self._back, (place.order, message))
         else:
             self._row.append(message)
+
+    def append(self, message: Message) -> None:
+        """Put a message behind all others: it was published after them."""
+        self._row.append(message)
 
     def first(self) -> Message | None:
         """Return the next one."""

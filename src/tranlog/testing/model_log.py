@@ -173,7 +173,9 @@ class ModelLog:
         if rid in self.saved:
             self.saved_rows = [row for row in self.saved_rows if row.rid != rid]
         self.saved[rid] = (matchpoint, self.last)
-        gone = [(entry.gtid, (entry.text,)) for entry in self.entries[matchpoint.seqno + 1 - self.begin :]]
+        gone = [
+            (entry.gtid, entry.text, [(entry.text, b"")]) for entry in self.entries[matchpoint.seqno + 1 - self.begin :]
+        ]
         self.saved_rows += saved_rows(reversed(gone), rid, wall)
 
     def abandon_after(self, matchpoint: Gtid) -> None:

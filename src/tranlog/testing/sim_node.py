@@ -19,7 +19,7 @@ from tranlog.log.records.format import parse_event
 from tranlog.log.records.spill import spill_number
 from tranlog.payload import encode
 from tranlog.replication.acting.following import LogChange, NodeLog, open_member
-from tranlog.replication.acting.rollback import empty_log, read_saved
+from tranlog.replication.acting.rollback import empty_log, read_operations, saved_rollbacks
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.rules.config import GroupConfig, NodeId
 from tranlog.replication.rules.core import Core
@@ -239,7 +239,7 @@ class SimNode:
 
     def saved(self) -> list[Saved]:
         """Return what the node's rollbacks have saved."""
-        return list(read_saved(PATH, self.disk))
+        return [row for rid in saved_rollbacks(PATH, self.disk) for row in read_operations(PATH, rid, self.disk)]
 
 
 def outgoing(log: NodeLog, after: int, up_to: int) -> Iterator[Put | PutChunk]:

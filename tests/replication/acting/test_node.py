@@ -29,6 +29,7 @@ from tranlog.replication.acting.client import Answer, RolledBack, Satisfied, Tim
 from tranlog.replication.acting.node import GroupNode, found_group
 from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
 from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Join, Pulse, Records, encode
+from tranlog.service.commands.cli import main
 from tranlog.service.commands.grouping import group_app
 from tranlog.service.config.exposure import group_contexts
 from tranlog.testing.servers import free_port
@@ -82,8 +83,11 @@ def test_another_node_takes_over_and_the_old_one_follows_it(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(tmp_path: Path) -> None:
-    """w = 1 while nobody follows: the write is acknowledged by one node, and is in that one's rollback data."""
+def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """w = 1 while nobody follows: the write is acknowledged by one node, and is in that one's rollback data; the
+    page's program commits it again."""
     with live_group(tmp_path) as group:
         former = group.await_primary()
         others = [name for name in "abc" if name != former]
@@ -104,6 +108,13 @@ def test_what_only_a_deposed_primary_has_is_rolled_back_and_kept(tmp_path: Path)
         with group.client() as client:
             told = client.ask(answer.gtid, w=MAJORITY, wtimeout=60.0)
             assert isinstance(told, RolledBack)
+        assert main(["rollback", "export", "0", "--dir", str(tmp_path / former)]) == 0
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "again.jsonl").write_text(capsys.readouterr().out)
+        exec(re.sub(r"thl://[^\"]*", group.url, programs()[1]).replace("wtimeout=2.0", "wtimeout=60.0"), {})
+        assert capsys.readouterr().out.startswith("Satisfied(")
+        group.await_whole()
+        assert events(tmp_path / former) == ["alone"]
 
 
 @pytest.mark.long
@@ -208,9 +219,13 @@ def test_one_node_goes_on_by_force_where_a_majority_is_lost(tmp_path: Path) -> N
     assert events(tmp_path / "c") == ["x", "y"]
 
 
+def programs() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.long
 def test_the_program_of_the_page_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    program = programs()[0]
     with live_group(tmp_path) as group:
         program, count = re.subn(r"thl://[^\"]*", group.url, program)
         assert count == 1

@@ -18,14 +18,21 @@ from tranlog.change import Fragment, Payload, Statement
 from tranlog.errors import DiskFailedError, DiskFullError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.upkeep.verify import verify
-from tranlog.payload import encode
+from tranlog.payload import decode, encode
 from tranlog.replication.acting.following import LogChange, NodeLog
-from tranlog.replication.acting.rollback import read_saved, save
+from tranlog.replication.acting.rollback import (
+    discard,
+    read_operations,
+    read_rollback,
+    read_transactions,
+    save,
+    saved_rollbacks,
+)
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.rules.effects import BeginReign, Committed, EndReign, RollBack
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.replication.rules.stored import Stored
-from tranlog.replication.rules.syncup import ROLLBACK_STEPS
+from tranlog.replication.rules.syncup import ROLLBACK_STEPS, Saved
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
@@ -52,8 +59,12 @@ def roll_back(log: NodeLog, matchpoint: Gtid) -> None:
     assert log.carry_out(RollBack(matchpoint, log.last, ROLLBACK_STEPS)) is LogChange.ROLLED_BACK
 
 
+def read_saved(disk: SimDisk) -> list[Saved]:
+    return [row for rid in saved_rollbacks(PATH, disk) for row in read_operations(PATH, rid, disk)]
+
+
 def told(disk: SimDisk) -> list[tuple[int, int, str, str]]:
-    rows = list(read_saved(PATH, disk))
+    rows = read_saved(disk)
     assert all(row.gtid_string == str(row.gtid) for row in rows)
     found = []
     for row in rows:
@@ -74,7 +85,7 @@ def test_what_goes_is_saved_newest_first() -> None:
         (0, 2, "GTID(1, 2)", "d"),
         (0, 3, "GTID(1, 2)", "c"),
     ]
-    assert {row.time for row in read_saved(PATH, disk)} == {77}
+    assert {row.time for row in read_saved(disk)} == {77}
     assert (log.last, log.mark, log.log.epoch) == (gtid(1, 1), 1, 1)
     reign(log, 5, "f")
     roll_back(log, gtid(1, 1))
@@ -116,6 +127,25 @@ def test_a_log_with_nothing_in_common_is_emptied(segments: int) -> None:
     assert verify(PATH, disk=disk).problems == ()
 
 
+def test_what_was_saved_can_be_committed_again() -> None:
+    """Oldest first, whole, and without no-ops; discarded, it is gone, and the next rollback is number 0."""
+    disk, clock = SimDisk(), ManualClock(77)
+    log = follow(disk, clock)
+    reign(log, 1, "ab", "cd")
+    before = [tuple(one.changes()) for one in log.log.cursor().scan(until=log.log.visible_seqno) if not one.is_noop()]
+    roll_back(log, NO_GTID)
+    found = list(read_transactions(PATH, 0, disk))
+    assert [(one.gtid, one.event_id) for one in found] == [("GTID(1, 1)", "ab"), ("GTID(1, 2)", "cd")]
+    assert [tuple(change for part in one.payloads for change in decode(part).changes) for one in found] == before
+    summary = read_rollback(PATH, 0, disk)
+    assert (summary.transactions, summary.operations, summary.time, summary.last) == (3, 5, 77, gtid(1, 2))
+    discard(PATH, 0, disk)
+    assert saved_rollbacks(PATH, disk) == []
+    reign(log, 2, "e")
+    roll_back(log, NO_GTID)
+    assert saved_rollbacks(PATH, disk) == [0]
+
+
 def test_a_disk_that_is_full_abandons_nothing() -> None:
     disk = SimDisk()
     log = follow(disk)
@@ -138,6 +168,10 @@ def test_a_harmed_file_is_named() -> None:
     disk.set_content(f"{PATH}/rollback/0", b"?")
     with pytest.raises(DiskFailedError, match=r"rollback/0.*its first line does not say"):
         save(log.log, gtid(1, 0), log.last, ManualClock())
+    head = b'{"rid":0,"matchpoint":{"epoch":1,"seqno":0},"last":{"epoch":1,"seqno":0}}'
+    disk.set_content(f"{PATH}/rollback/0", head + b"\n{}\n")
+    with pytest.raises(DiskFailedError, match=r"rollback/0.*the line at byte 74 is no operation"):
+        list(read_operations(PATH, 0, disk))
 
 
 # --- crashes ---------------------------------------------------------------------------------------------
@@ -192,7 +226,7 @@ def test_a_rollback_is_whole_after_a_crash_at_any_call(matchpoint: Gtid, effort:
             assert rows, "abandoned before it was saved"
         else:
             roll_back(log, matchpoint)
-        gone = [row.gtid.seqno for row in read_saved(PATH, disk)]
+        gone = [row.gtid.seqno for row in read_saved(disk)]
         assert gone == sorted(gone, reverse=True) and set(gone) == set(range(matchpoint.seqno + 1, 6))
         assert [row[:2] for row in told(disk)] == [(0, seq) for seq in range(len(gone))], "once, under one number"
         assert log.last == matchpoint and log.committed() in (NO_GTID, gtid(1, 1))
@@ -221,7 +255,7 @@ def test_an_emptying_begins_again_after_a_crash_at_any_call(effort: Effort) -> N
         assert log.first == 0, "what is left is a beginning"
         if log.last != NO_GTID:
             roll_back(log, NO_GTID)
-        saved = [row for row in read_saved(PATH, disk) if row.rid == 0]
+        saved = [row for row in read_saved(disk) if row.rid == 0]
         assert [row.gtid.seqno for row in saved] == list(range(8, -1, -1))
         reign(log, 2, "other")
         assert log.last == gtid(2, 1)

@@ -9,7 +9,7 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.rules.concern import Outcome
 from tranlog.replication.rules.effects import Tell
-from tranlog.replication.rules.packets import Ack
+from tranlog.replication.rules.packets import NO_GTID, Ack
 
 SITES = group(
     plain(A, tags={"site": "x"}),
@@ -173,6 +173,22 @@ def test_what_was_purged_was_committed() -> None:
     node.wait()
     ask(node, 1, gtid(1, 0), "majority")
     assert kinds(node) == {1: "satisfied"}
+
+
+def test_what_never_was_is_not_satisfied() -> None:
+    """A commit that was cut off before it had a GTID names none; nor was a later epoch's transaction ever purged."""
+    for log in (log_of(), log_of(1)):
+        node = Alone(A, group(A), log)
+        node.wait()
+        ask(node, 1, NO_GTID, "majority")
+        assert kinds(node) == {1: "rolled back"}
+    node = Alone(A, group(A), log_of(1, 1, 1, begin=2))
+    node.core.mind.epoch = 2
+    node.wait()
+    ask(node, 1, NO_GTID, "majority")
+    ask(node, 2, gtid(2, 1), 1)
+    ask(node, 3, gtid(1, 1), 1)
+    assert kinds(node) == {1: "rolled back", 2: "rolled back", 3: "satisfied"}
 
 
 def test_a_later_transaction_of_the_own_epoch_is_waited_for() -> None:

@@ -187,12 +187,13 @@ def test_rid_begins_at_0_rises_and_is_kept_for_a_rollback_that_was_cut_off() -> 
 
 def test_rows_are_numbered_from_the_newest_operation() -> None:
     """As the document's example: an update at 15, three inserts at 14."""
-    rows = list(saved_rows([(gtid(1, 15), ["u"]), (gtid(1, 14), ["i1", "i2", "i3"])], 0, 77))
-    assert [(row.seq, row.gtid_string, row.op) for row in rows] == [
-        (0, "GTID(1, 15)", "u"),
-        (1, "GTID(1, 14)", "i3"),
-        (2, "GTID(1, 14)", "i2"),
-        (3, "GTID(1, 14)", "i1"),
+    three: list[tuple[object, bytes]] = [("i1", b"1"), ("i2", b"2"), ("i3", b"3")]
+    rows = list(saved_rows([(gtid(1, 15), "e15", [("u", b"u")]), (gtid(1, 14), "e14", three)], 0, 77))
+    assert [(row.seq, row.gtid_string, row.op, row.event_id, row.payload) for row in rows] == [
+        (0, "GTID(1, 15)", "u", "e15", b"u"),
+        (1, "GTID(1, 14)", "i3", "e14", b"3"),
+        (2, "GTID(1, 14)", "i2", "e14", b"2"),
+        (3, "GTID(1, 14)", "i1", "e14", b"1"),
     ]
     assert {(row.rid, row.time) for row in rows} == {(0, 77)}
 

@@ -69,7 +69,7 @@ def test_what_is_no_event_id_is_refused(text: str) -> None:
 
 
 def test_start_options() -> None:
-    """Issue item 10: from GTID, from file and position, from now; the earliest beside."""
+    """From GTID, from file and position, from now; the earliest beside."""
     assert parse_start("now") == StartNow()
     assert parse_start(" earliest ") == StartEarliest()
     assert parse_start("0-1-42") == StartAtGtids(gtids=(DomainGtid(0, 1, 42),))

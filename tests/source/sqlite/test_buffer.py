@@ -1,4 +1,4 @@
-"""The buffer of an open transaction. Proves design/sources.md, "keeps a stack of savepoints"."""
+"""The buffer of an open transaction."""
 
 from __future__ import annotations
 

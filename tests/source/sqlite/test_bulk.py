@@ -1,7 +1,7 @@
 """Many rows by one `executemany`, noted as they are bound: the outbox says what the hook would have said of each.
 
 Each test writes the same to two databases, once with the rows in a list and once one by one, from an iterator, which is
-the way of the hook. Proves: decision 0008, "Many rows at once"; issue 4, item 8.
+the way of the hook. Proves: decision 0008, "Many rows at once".
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Random transactions with failing statements and savepoints, and a replica that stays equal after every one.
-
-Proves: issue 3, item 4, "A Hypothesis or seeded fuzz"; design/sources.md, "SQLite, the embedded default".
-"""
+"""Random transactions with failing statements and savepoints, and a replica that stays equal after every one."""
 
 from __future__ import annotations
 

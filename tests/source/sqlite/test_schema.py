@@ -1,7 +1,4 @@
-"""What a schema may be, and what of it is captured: names that SQLite gives a meaning, many columns, many tables.
-
-Proves: design/sources.md, "SQLite, the embedded default".
-"""
+"""What a schema may be, and what of it is captured: names that SQLite gives a meaning, many columns, many tables."""
 
 from __future__ import annotations
 

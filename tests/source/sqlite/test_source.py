@@ -1,8 +1,4 @@
-"""Following a captured SQLite database: order, position, freeing, shards, refusals.
-
-Proves: design/sources.md, "One `tranlog capture` process writes the log"; design/data-model.md, "Shards"; issue 3,
-"Bad input".
-"""
+"""Following a captured SQLite database: order, position, freeing, shards, refusals."""
 
 from __future__ import annotations
 

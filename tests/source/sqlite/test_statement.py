@@ -1,7 +1,4 @@
-"""The reading of a statement's first words.
-
-Proves: design/sources.md, "execution trace: SAVEPOINT, RELEASE, ROLLBACK TO".
-"""
+"""The reading of a statement's first words."""
 
 from __future__ import annotations
 

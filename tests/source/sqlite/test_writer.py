@@ -1,7 +1,4 @@
-"""The writers' connection: whatever commits through it stands in the outbox, and nothing else does.
-
-Proves: design/sources.md, "SQLite, the embedded default"; issue 3, item 4.
-"""
+"""The writers' connection: whatever commits through it stands in the outbox, and nothing else does."""
 
 from __future__ import annotations
 

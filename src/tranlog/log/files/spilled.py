@@ -148,17 +148,13 @@ class SpillReader:
         raw = self._pread(place, header.record_length)
         return raw if isinstance(raw, SpillFault) else (header, raw)
 
-    def chunks(self, first: int = 0) -> Iterator[RawChunk | SpillFault]:
-        """Yield the chunks from number `first` on, verified; a fault is the last thing that comes.
+    def chunks(self, first: int, places: Iterable[int]) -> Iterator[RawChunk | SpillFault]:
+        """Yield the chunks from number `first` on, which stand at `places`; a fault is the last thing that comes.
 
-        Raises LogUnreadableError.
+        Each is verified. Raises LogUnreadableError.
         """
-        places = self.places()
-        if isinstance(places, SpillFault):
-            yield places
-            return
-        for seq in range(first, len(places)):
-            place = Lsn(places[seq])
+        for seq, at in enumerate(places, first):
+            place = Lsn(at)
             read = self._read(place, seq)
             if isinstance(read, SpillFault):
                 yield read

@@ -10,6 +10,7 @@ Source: thl-internals, "Reading from the THL"; docs/format.md.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -69,7 +70,7 @@ class StoredTransaction:
     Threads: like the cursor that gave it.
     """
 
-    __slots__ = ("_fragments", "_reference", "_start", "_view", "_window", "_window_start", "header")
+    __slots__ = ("_fragments", "_places", "_reference", "_start", "_view", "_window", "_window_start", "header")
 
     def __init__(
         self, view: CursorLog, reader: SegmentReader, start: Lsn, fragments: int, header: RecordHeader
@@ -80,6 +81,7 @@ class StoredTransaction:
         self._start = start
         self._fragments = fragments
         self._reference: Reference | None = None
+        self._places: array[int] | None = None  # of its chunks, once they were asked for
         self.header = header
 
     @property
@@ -147,7 +149,11 @@ class StoredTransaction:
         """
         if self.header.spilled:
             with closing(self._spill_reader()) as reader:
-                for found in reader.chunks(first):
+                places = self._places or reader.places()
+                if isinstance(places, SpillFault):
+                    raise self._missing(places)
+                self._places = places
+                for found in reader.chunks(first, places[first:]):
                     if isinstance(found, SpillFault):
                         raise self._missing(found)
                     yield found

@@ -184,12 +184,9 @@ class LogView:
         LogUnreadableError.
         """
         end = self._end
-        for reference in end.spilling.open_ones():
-            first = 0 if have is None else have.get(reference.oid, 0)
-            if first >= reference.chunks:
-                continue
+        for reference, first, places in end.spilling.open_places({} if have is None else have):
             with closing(SpillReader(end.path, end.disk, reference, None, end.segments.history)) as reader:
-                for found in reader.chunks(first):
+                for found in reader.chunks(first, places):
                     if isinstance(found, SpillFault):
                         break
                     yield found

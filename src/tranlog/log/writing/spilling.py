@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tranlog.change import Fragment
@@ -169,6 +170,15 @@ class Spilling:
         """Return what a reference to each open transaction would say of its chunks so far."""
         with self._lock:
             return [one.so_far() for one in self._open.values()]
+
+    def open_places(self, have: Mapping[bytes, int]) -> list[tuple[Reference, int, array[int]]]:
+        """Return the same of those that have more chunks than `have` says, by oid: that number, where the others stand.
+
+        They are known from when they were written, and need no walk.
+        """
+        with self._lock:
+            ones = [(one, have.get(one.oid, 0)) for one in self._open.values()]
+            return [(one.so_far(), first, one.places[first:]) for one, first in ones if first < one.chunks]
 
     def receive(self, chunk: RawChunk) -> bool:
         """Write a chunk of another log's transaction after those before it, once; False where one of these is missing.
@@ -407,8 +417,7 @@ class SpilledTransaction:
         self._spilling = spilling
         self._options = options
         self.oid = oid
-        self.chunks = 0
-        self.first = self.last = Lsn(0)
+        self.places = array("Q")  # of its chunks, eight bytes each
         self.files: list[_Segment] = []
         self._fragments = 0
         self._spilled_bytes = 0
@@ -417,6 +426,16 @@ class SpilledTransaction:
         self._pending_bytes = 0
         self._outflow = Outflow(0, 0)  # to its newest segment
         self._over = False
+
+    @property
+    def chunks(self) -> int:
+        """How many have been written."""
+        return len(self.places)
+
+    @property
+    def last(self) -> Lsn:
+        """Where the last one stands; 0 before the first."""
+        return Lsn(self.places[-1] if self.places else 0)
 
     def add(self, fragment: Fragment) -> None:
         """Take a fragment, and write a chunk if there is enough for one.
@@ -459,10 +478,7 @@ class SpilledTransaction:
 
     def took(self, place: Lsn, size: int, segment: _Segment) -> None:
         """For `Spilling` only: the chunk stands at `place`."""
-        if not self.chunks:
-            self.first = place
-        self.last = place
-        self.chunks += 1
+        self.places.append(place)
         self._spilled_bytes += size
         if not self.files or self.files[-1] is not segment:
             self.files.append(segment)
@@ -501,7 +517,7 @@ class SpilledTransaction:
             oid=self.oid,
             chunks=self.chunks,
             fragments=self._fragments,
-            first=self.first,
+            first=Lsn(self.places[0]),
             last=self.last,
             raw_bytes=self._raw_bytes,
             spilled_bytes=self._spilled_bytes,

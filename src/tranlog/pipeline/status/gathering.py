@@ -34,6 +34,7 @@ from tranlog.pipeline.status.status import LogState, PipelineState, Status, chan
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
+_VERSION: Final = importlib.metadata.version("tranlog")
 _LOG_CLASS: Final = "tranlog.log.writing.log.Log"
 _Seen: TypeAlias = tuple[PipelineState, Sequence[ChannelRow], Sequence[ChannelRow], float]
 
@@ -100,7 +101,7 @@ def gather(
     return Status(
         now_ms=now_ms,
         monotonic_s=clock.monotonic(),
-        version=importlib.metadata.version("tranlog"),
+        version=_VERSION,
         service=service,
         source=source,
         source_event_id=source_event_id,

@@ -32,6 +32,33 @@ _COLUMNS = {
 """The tables, those first to which others refer."""
 
 
+def tables_text(*, integer: str, blob: str, digest: str) -> str:
+    """Return the statements that make the tables, with a database's names of two types.
+
+    `digest`: what stands for a binding's arguments in an index, whose entries a database bounds.
+    """
+    return f"""
+create table store(
+    store_id {blob} not null, format {integer} not null, created_at {integer} not null,
+    counter {integer} not null, epoch {integer} not null);
+create table exchange(
+    id {integer} primary key, name text not null unique, type text not null,
+    alternate text, arguments {blob} not null);
+create table queue(
+    id {integer} primary key, name text not null unique, arguments {blob} not null);
+create table binding(
+    id {integer} primary key,
+    exchange_id {integer} not null references exchange(id) on delete cascade,
+    queue_id {integer} references queue(id) on delete cascade,
+    destination_id {integer} references exchange(id) on delete cascade,
+    routing_key text not null, arguments {blob} not null,
+    check ((queue_id is null) <> (destination_id is null)));
+create unique index binding_once on binding(
+    exchange_id, (coalesce(queue_id, 0)), (coalesce(destination_id, 0)), routing_key, {digest});
+create table config(name text primary key, value {blob} not null);
+"""
+
+
 class CatalogueDatabase(Protocol):
     """Where the tables are: an open session. `where` names it in errors. Methods raise CatalogueError."""
 

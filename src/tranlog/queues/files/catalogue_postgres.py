@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tranlog.errors import CatalogueError
+from tranlog.queues.files.catalogue import tables_text
 from tranlog.servers.postgres import KEEPALIVE, describe_dsn
 
 CATALOGUE_SCHEMA: Final = "tranlog_queues"
@@ -24,28 +25,6 @@ CATALOGUE_SCHEMA: Final = "tranlog_queues"
 _MAINTENANCE = "postgres"  # a database that every server has
 _SETTINGS = {"search_path": CATALOGUE_SCHEMA, "lock_timeout": "10s", "statement_timeout": "30s"}
 _CONNECT_TIMEOUT_S = 10
-
-_TABLES = f"""
-create schema if not exists {CATALOGUE_SCHEMA};
-create table store(
-    store_id bytea not null, format integer not null, created_at bigint not null,
-    counter bigint not null, epoch bigint not null);
-create table exchange(
-    id bigint primary key, name text not null unique, type text not null,
-    alternate text, arguments bytea not null);
-create table queue(
-    id bigint primary key, name text not null unique, arguments bytea not null);
-create table binding(
-    id bigint primary key,
-    exchange_id bigint not null references exchange(id) on delete cascade,
-    queue_id bigint references queue(id) on delete cascade,
-    destination_id bigint references exchange(id) on delete cascade,
-    routing_key text not null, arguments bytea not null,
-    check ((queue_id is null) <> (destination_id is null)));
-create unique index binding_once on binding(
-    exchange_id, (coalesce(queue_id, 0)), (coalesce(destination_id, 0)), routing_key, sha256(arguments));
-create table config(name text primary key, value bytea not null);
-"""
 
 
 class PostgresCatalogue:
@@ -133,7 +112,8 @@ class PostgresCatalogue:
 
     def make_tables(self) -> None:
         """Make schema and tables, in a transaction."""
-        self.run(_TABLES)
+        self.run(f"create schema if not exists {CATALOGUE_SCHEMA}")
+        self.run(tables_text(integer="bigint", blob="bytea", digest="sha256(arguments)"))
 
     def hold(self, store_id: bytes) -> None:
         """Have this session be the only one that works on this store's catalogue. Raises CatalogueError."""

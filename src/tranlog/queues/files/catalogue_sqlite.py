@@ -15,29 +15,9 @@ from typing import Any
 import apsw
 
 from tranlog.errors import CatalogueError
+from tranlog.queues.files.catalogue import tables_text
 
 _BUSY_MS = 10_000
-
-_TABLES = """
-create table store(
-    store_id blob not null, format integer not null, created_at integer not null,
-    counter integer not null, epoch integer not null);
-create table exchange(
-    id integer primary key, name text not null unique, type text not null,
-    alternate text, arguments blob not null);
-create table queue(
-    id integer primary key, name text not null unique, arguments blob not null);
-create table binding(
-    id integer primary key,
-    exchange_id integer not null references exchange(id) on delete cascade,
-    queue_id integer references queue(id) on delete cascade,
-    destination_id integer references exchange(id) on delete cascade,
-    routing_key text not null, arguments blob not null,
-    check ((queue_id is null) <> (destination_id is null)));
-create unique index binding_once on binding(
-    exchange_id, coalesce(queue_id, 0), coalesce(destination_id, 0), routing_key, arguments);
-create table config(name text primary key, value blob not null) without rowid;
-"""
 
 
 class SqliteCatalogue:
@@ -94,7 +74,7 @@ class SqliteCatalogue:
 
     def make_tables(self) -> None:
         """Make the tables, in a transaction."""
-        self.run(_TABLES)
+        self.run(tables_text(integer="integer", blob="blob", digest="arguments"))
 
     def hold(self, store_id: bytes) -> None:
         """See that it can be written: who else opens the store the lock of its directory stops."""

@@ -135,9 +135,9 @@ class ContainerFiles:
         finally:
             file.close()
         self._disk.rename(old, new)
-        self._disk.sync_dir(self.path)
         self.free.remove(free)
         self.in_use.append(number)
+        self._disk.sync_dir(self.path)
 
     def give_back(self, number: int) -> None:
         """Have the lowest one in use be free, durable. Its number stays, unless one that was never used has that."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from tranlog.clock import Clock
@@ -182,9 +182,9 @@ class QueueJournal:
             self._prove(self.durable)
         return self.buffer.place
 
-    def put_whole(self, raw: bytes) -> None:
-        """Put the records of a group that fits, at `next_place`. Raises DiskFailedError."""
-        self.buffer.put_whole(raw)
+    def put_whole(self, pieces: Iterable[bytes], size: int) -> None:
+        """Put the records of groups that fit, of `size` bytes in all, at `next_place`. Raises DiskFailedError."""
+        self.buffer.put_whole(pieces, size)
         self._write_much()
 
     def put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
@@ -231,21 +231,17 @@ class QueueJournal:
     # --- containers ----------------------------------------------------------------------------------
 
     def _grow(self) -> bool:
-        """Have one more container ahead; False where the disk is full and none is free."""
-        files = self.files
+        """Have one more container ahead; False where the disk is full: one that is free stays so."""
+        files, number = self.files, self.buffer.number + len(self.ahead) + 1
         try:
             if not files.free:
-                try:
-                    files.make_free()
-                except OSError as exc:
-                    if exc.errno in DISK_FULL:
-                        logger.warning("No container can be added: the disk is full. path=%s", files.path)
-                        return False
-                    raise
-            number = self.buffer.number + len(self.ahead) + 1
+                files.make_free()
             base = first_lsn(self._state.lowest(self.buffer.number))
             files.take(number, epoch=self.epoch, base=base, now_ms=self._clock.now_ms())
         except OSError as exc:
+            if exc.errno in DISK_FULL and number not in files.in_use:
+                logger.warning("No container can be added: the disk is full. path=%s", files.path)
+                return False
             raise self.stop_for(exc, "adding a container") from exc
         self.ahead.append(number)
         return True

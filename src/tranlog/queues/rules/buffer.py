@@ -6,6 +6,8 @@ two containers, of which the first is durable earlier; until all of it is, nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tranlog.ids import Lsn, lsn
 from tranlog.queues.rules.records import CONTROL, FIRST, HEADER_BYTES, encode
 
@@ -54,11 +56,11 @@ class RecordBuffer:
             self._spanning = self._group, self.place
         return place
 
-    def put_whole(self, raw: bytes) -> None:
-        """Put the records of a whole group, which has room."""
+    def put_whole(self, pieces: Iterable[bytes], size: int) -> None:
+        """Put the records of whole groups, of `size` bytes in all, which have room."""
         self._group = self.place
-        self._pieces.append(raw)
-        self.end += len(raw)
+        self._pieces.extend(pieces)
+        self.end += size
 
     def shown(self, durable: Lsn) -> Lsn:
         """Return up to where all groups are durable as a whole."""

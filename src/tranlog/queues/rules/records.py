@@ -130,6 +130,7 @@ _ENQUEUED = struct.Struct(">I" + HEAD.format[1:] + ENQUEUE_BODY.format[1:] + "I"
 _TAKEN = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:] + "I" + HEAD.format[1:] + "I")
 _ENQUEUE = struct.Struct(HEAD.format + ENQUEUE_BODY.format[1:])
 _DEQUEUE = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:])
+_START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES, _DEQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size, OVERHEAD + DEQUEUE_BODY.size
 _COUNT = struct.Struct(">H")
 _POSITION_TAIL = struct.Struct(">QQI")
@@ -297,21 +298,25 @@ def encode_published(
     queue_id: int,
     expires_at: int,
     priority: int,
-) -> bytes:
-    """Return the bytes of a publish to one queue, as `parse_published` reads them. `content`: header and content."""
-    size = _PUBLISHED.size + _CRC.size + len(content)
-    start = _PUBLISHED.pack(size, START, FIRST, epoch, place, 0, 0, stored_at, header_length, len(content)) + content
+) -> tuple[bytes, ...]:
+    """Return the bytes of a publish to one queue, as `parse_published` reads them, in pieces.
+
+    `content`: header and content; it is not copied.
+    """
+    length = len(content)
+    size = _START_BYTES + length
+    start = _PUBLISHED.pack(size, START, FIRST, epoch, place, 0, 0, stored_at, header_length, length)
     enqueued = _ENQUEUE.pack(
         _ENQUEUE_BYTES, ENQUEUE, LAST, epoch, place + size, place, queue_id, 0, expires_at, priority
     )
-    return b"".join((start, _CRC.pack(crc32(start)), enqueued, _CRC.pack(crc32(enqueued))))
+    return start, content, _CRC.pack(crc32(content, crc32(start))), enqueued, _CRC.pack(crc32(enqueued))
 
 
-def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> bytes:
-    """Return the bytes of a Dequeue and the Delete of its message, as `parse_taken` reads them."""
+def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> tuple[bytes, ...]:
+    """Return the bytes of a Dequeue and the Delete of its message, as `parse_taken` reads them, in pieces."""
     dequeue = _DEQUEUE.pack(_DEQUEUE_BYTES, DEQUEUE, FIRST, epoch, place, message, queue_id, 0, reason)
     delete = HEAD.pack(OVERHEAD, DELETE, LAST, epoch, place + _DEQUEUE_BYTES, message)
-    return b"".join((dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))))
+    return dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))
 
 
 def parse_published(
@@ -328,7 +333,7 @@ def parse_published(
         _PUBLISHED.unpack_from(raw, offset)
     )
     at = offset + size
-    if size != _PUBLISHED.size + _CRC.size + total_length or total_length > SECTION_BYTES:
+    if size != _START_BYTES + total_length or total_length > SECTION_BYTES:
         return None
     end = at + _ENQUEUED.size - _CRC.size
     if record_type != START or flags != FIRST or undo_prev or kind or its_epoch < epoch or end > len(raw):

@@ -427,15 +427,18 @@ _APPLY: dict[int, Callable[[QueueState, QueueRecord, int], object]] = {
 
 
 def section_start(record: QueueRecord) -> int | None:
-    """Return where in a record's body its section begins; None for one without."""
+    """Return where in a record's body its section begins; None for one without. Raises Contradiction."""
     match record.record_type:
         case records.START:
             return records.START_BODY.size
         case records.CHUNK:
             return records.CHUNK_BODY.size
         case records.MOVE:
-            count = records.MOVE_BODY.unpack_from(record.body)[3]
-            return records.MOVE_BODY.size + int(count) * records.MOVE_PLACE.size
+            count = int(records.MOVE_BODY.unpack_from(record.body)[3])
+            begin = records.MOVE_BODY.size + count * records.MOVE_PLACE.size
+            if begin > len(record.body):
+                raise Contradiction(f"a Move to {count} places, for which it has no room")
+            return begin
         case _:
             return None
 

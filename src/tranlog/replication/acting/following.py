@@ -92,6 +92,7 @@ class NodeLog:
         self._holds: dict[str, tuple[int, float]] = {}
         self._went_back = 0  # marks of logs that were emptied
         self._before: tuple[list[tuple[Seqno, int]], Seqno] = ([], NO_SEQNO)
+        self._referring: Outgoing | None = None
         self._learn_anew()
         for one in read_holds(log.path, disk=log.disk):
             if one.name.startswith(FOLLOWERS[1]):
@@ -188,6 +189,8 @@ class NodeLog:
 
     def outgoing(self, after: int, up_to: int, limit: int) -> Outgoing:
         """Return whole records after a seqno, at least one transaction's."""
+        if self._referring is not None and self._referring.last.seqno == after + 1 <= up_to:
+            return self._referring  # its chunks go out under credit, and are not looked for again each time
         parts: list[bytes] = []
         size, last = 0, after
         with self.log.cursor() as cursor:
@@ -198,8 +201,9 @@ class NodeLog:
                 parts.append(stretch.raw)
                 size, last = size + len(stretch.raw), stretch.last
                 if stretch.spilled is not None:
-                    told = self._gtid_at(last)
-                    return Outgoing(stretch.raw, told, stretch.spilled.oid, stretch.spilled.chunks)
+                    spilled = stretch.spilled
+                    out = self._referring = Outgoing(stretch.raw, self._gtid_at(last), spilled.oid, spilled.chunks)
+                    return out
         return Outgoing(b"".join(parts), self._gtid_at(last))
 
     def open_spills(self) -> Mapping[bytes, int]:
@@ -313,6 +317,7 @@ class NodeLog:
         self._epochs: list[Epoch] = [] if last is None else [last.epoch]
         self._times: list[tuple[Seqno, int]] = []
         self._before = ([], NO_SEQNO)
+        self._referring = None
 
     def _learn_before(self) -> None:
         """Learn where the first known epoch begins, and which one is before it."""

@@ -10,14 +10,16 @@ Source: tokumx-replication, "Rollback"; docs/format.md, "rollback/".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import groupby
 from typing import Final
 
 import msgspec
 
+from tranlog.change import Payload
 from tranlog.clock import Clock
-from tranlog.disk import Disk
+from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import DiskFailedError
 from tranlog.ids import Gtid, Seqno, segment_number
 from tranlog.log.files.commit_point import COMMIT_NAME
@@ -27,7 +29,8 @@ from tranlog.log.files.positions import POSITIONS_NAME
 from tranlog.log.reading.text import ChangeJson, change_json
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_number
 from tranlog.log.writing.member import MemberLog
-from tranlog.replication.rules.syncup import Saved, rollback_id, saved_rows
+from tranlog.payload import encode
+from tranlog.replication.rules.syncup import Going, Saved, rollback_id, saved_rows
 
 ROLLBACK_DIR: Final = "rollback"
 _NEW: Final = ".new"
@@ -35,6 +38,7 @@ _WRITE_BYTES: Final = 1 << 18
 _HEAD_BYTES: Final = 4096
 NOOP: Final = ChangeJson(op="NOOP", schema="")
 """The operation of a transaction without one."""
+_DECODE = msgspec.json.Decoder(Saved).decode
 
 
 class SavedHead(msgspec.Struct, frozen=True):
@@ -84,15 +88,19 @@ def _lines(log: MemberLog, head: SavedHead, time: int) -> Iterator[bytes]:
     yield piece
 
 
-def _newest_first(log: MemberLog, head: SavedHead) -> Iterator[tuple[Gtid, Sequence[object]]]:
+def _newest_first(log: MemberLog, head: SavedHead) -> Iterator[Going]:
     """Yield the transactions that go, with their operations in order."""
     with log.cursor() as cursor:
         for seqno in range(head.last.seqno, head.matchpoint.seqno, -1):
             cursor.seek(Seqno(seqno))
             transaction = cursor.next()
             if transaction is not None:
-                ops = [change_json(change) for change in transaction.changes()]
-                yield transaction.header.gtid, ops or [NOOP]
+                changes = list(transaction.changes())
+                ops: list[tuple[object, bytes]] = [
+                    (change_json(one), encode(Payload(changes=(one,)))) for one in changes
+                ]
+                header = transaction.header
+                yield header.gtid, header.event_id, ops or [(NOOP, b"")]
 
 
 def _heads(folder: str, disk: Disk) -> Iterator[SavedHead]:
@@ -107,15 +115,102 @@ def _heads(folder: str, disk: Disk) -> Iterator[SavedHead]:
                 raise DiskFailedError(path=join(folder, name), why=why) from exc
 
 
-def read_saved(path: str, disk: Disk) -> Iterator[Saved]:
-    """Yield what the log at `path` has saved in all its rollbacks, in their order. Raises OSError."""
+class SavedRollback(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollback: what it abandoned came after `matchpoint`, up to `last`. `time`: when, ms since 1970."""
+
+    rid: int
+    matchpoint: Gtid
+    last: Gtid
+    time: int
+    transactions: int
+    operations: int
+
+
+class SavedTransaction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A transaction that was rolled back, whole: `ops` for people, `payloads` to commit it again, in order."""
+
+    gtid: str
+    event_id: str
+    ops: list[object]
+    payloads: list[bytes]
+
+
+def saved_rollbacks(path: str, disk: Disk = OS_DISK) -> list[int]:
+    """Return the numbers of the rollbacks that the log at `path` has saved, in order. Raises OSError."""
     folder = join(path, ROLLBACK_DIR)
-    names = [name for name in disk.list_dir(folder) if name.isdecimal()] if disk.exists(folder) else []
-    for name in sorted(names, key=int):
-        with closing(disk.open(join(folder, name))) as file:
-            lines = file.pread(file.size(), 0).splitlines()[1:]
-        for line in lines:
-            yield msgspec.json.decode(line, type=Saved)
+    return sorted([int(name) for name in disk.list_dir(folder) if name.isdecimal()] if disk.exists(folder) else [])
+
+
+def read_rollback(path: str, rid: int, disk: Disk = OS_DISK) -> SavedRollback:
+    """Return what one rollback is, in short. Raises as `read_operations`."""
+    folder = join(path, ROLLBACK_DIR)
+    (head,) = [one for one in _heads(folder, disk) if one.rid == rid]
+    time, operations, gtids = 0, 0, set()
+    for one in read_operations(path, rid, disk):
+        time, operations = one.time, operations + 1
+        gtids.add(one.gtid)
+    return SavedRollback(
+        rid=rid,
+        matchpoint=head.matchpoint,
+        last=head.last,
+        time=time,
+        transactions=len(gtids),
+        operations=operations,
+    )
+
+
+def read_operations(path: str, rid: int, disk: Disk = OS_DISK) -> Iterator[Saved]:
+    """Yield what one rollback saved, newest first. Raises OSError, DiskFailedError for what is not such a file."""
+    name = join(join(path, ROLLBACK_DIR), str(rid))
+    with closing(disk.open(name)) as file:
+        for at, line in _file_lines(file):
+            if at:
+                yield _saved(line, name, at)
+
+
+def read_transactions(path: str, rid: int, disk: Disk = OS_DISK) -> Iterator[SavedTransaction]:
+    """Yield the transactions that one rollback saved, oldest first, without those that changed nothing.
+
+    Raises as `read_operations`. A transaction is held in memory at a time.
+    """
+    name = join(join(path, ROLLBACK_DIR), str(rid))
+    with closing(disk.open(name)) as file:
+        places = [(at, len(line)) for at, line in _file_lines(file) if at]
+        oldest_first = (_saved(file.pread(size, at), name, at) for at, size in reversed(places))
+        for _, run in groupby(oldest_first, key=lambda one: one.gtid):
+            found = [one for one in run if one.payload]
+            if found:
+                yield SavedTransaction(
+                    gtid=found[0].gtid_string,
+                    event_id=found[0].event_id,
+                    ops=[one.op for one in found],
+                    payloads=[one.payload for one in found],
+                )
+
+
+def discard(path: str, rid: int, disk: Disk = OS_DISK) -> None:
+    """Remove what one rollback saved, for ever, durably. Raises OSError."""
+    folder = join(path, ROLLBACK_DIR)
+    disk.unlink(join(folder, str(rid)))
+    disk.sync_dir(folder)
+
+
+def _file_lines(file: DiskFile) -> Iterator[tuple[int, bytes]]:
+    """Yield each line of a file, with its offset."""
+    at, read, rest = 0, 0, b""
+    while piece := file.pread(_WRITE_BYTES, read):
+        read += len(piece)
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield at, line
+            at += len(line) + 1
+
+
+def _saved(line: bytes, name: str, at: int) -> Saved:
+    try:
+        return _DECODE(line)
+    except msgspec.DecodeError as exc:
+        raise DiskFailedError(path=name, why=f"the line at byte {at} is no operation ({exc}); move it away") from exc
 
 
 def empty_log(path: str, disk: Disk) -> None:

@@ -371,8 +371,15 @@ class Core(Reigning):
         return concern.named(self.config, concern.written_to(self.config, durable, waiting.gtid))
 
     def _held(self, gtid: Gtid) -> bool:
-        """Whether this log holds a transaction, or purged it, and what is purged was committed."""
-        return holds(self.log, gtid) or gtid.seqno < self.log.first
+        """Whether this log holds a transaction, or purged it, and what is purged was committed.
+
+        Epochs do not fall: nothing of a later epoch than the first one's was purged. What has no seqno never was.
+        """
+        log = self.log
+        if not 0 <= gtid.seqno < log.first:
+            return gtid.seqno >= 0 and holds(log, gtid)
+        first = log.gtid(log.first)
+        return first is None or gtid.epoch <= first.epoch
 
     def _answer(self) -> None:
         """Answer each question whose time has come, whatever others wait for."""

@@ -144,7 +144,11 @@ def rollback_id(saved: Mapping[int, tuple[Gtid, Gtid]], matchpoint: Gtid, last: 
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """An operation that was rolled back. `time`: when it was saved, ms since 1970; `seq` 0 is the newest."""
+    """An operation that was rolled back. `time`: when it was saved, ms since 1970; `seq` 0 is the newest.
+
+    `op` is for people. `event_id` and `payload`, which holds this one change, are what it is committed again from;
+    `payload` is empty where nothing was changed.
+    """
 
     rid: int
     seq: int
@@ -152,14 +156,20 @@ class Saved(msgspec.Struct, frozen=True):
     gtid_string: str
     time: int
     op: object
+    event_id: str
+    payload: bytes
 
 
-def saved_rows(newest_first: Iterable[tuple[Gtid, Sequence[object]]], rid: int, time: int) -> Iterator[Saved]:
+Going = tuple[Gtid, str, Sequence[tuple[object, bytes]]]
+"""A transaction that goes: its event id, and its operations in order, each with its payload."""
+
+
+def saved_rows(newest_first: Iterable[Going], rid: int, time: int) -> Iterator[Saved]:
     """Yield the rows of a rollback: transactions newest first, the operations of each from its last to its first."""
     seq = 0
-    for gtid, ops in newest_first:
-        for op in reversed(ops):
-            yield Saved(rid, seq, gtid, str(gtid), time, op)
+    for gtid, event_id, ops in newest_first:
+        for op, payload in reversed(ops):
+            yield Saved(rid, seq, gtid, str(gtid), time, op, event_id, payload)
             seq += 1
 
 

@@ -55,6 +55,7 @@ from tranlog.service.commands.orders import (
     show_view,
 )
 from tranlog.service.commands.queues import queue_app
+from tranlog.service.commands.rolled_back import rollback_app
 from tranlog.service.commands.top import add_top
 from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config.config import DEFAULT_FILE, Config
@@ -109,6 +110,7 @@ add_configuring(app)
 app.add_typer(source_app, name="source", invoke_without_command=True)
 app.add_typer(node_app, name="node", invoke_without_command=True)
 app.add_typer(group_app, name="group", invoke_without_command=True)
+app.add_typer(rollback_app, name="rollback", invoke_without_command=True)
 app.add_typer(queue_app, name="queue", invoke_without_command=True)
 add_orders(app)
 add_top(app)

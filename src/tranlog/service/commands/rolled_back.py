@@ -1,0 +1,156 @@
+"""`tranlog rollback`: what a node's rollbacks took out of its log, to be looked at, committed again or discarded.
+
+Owns the commands' words and their output; the files are `replication/acting/rollback.py`'s.
+
+Source: tokumx-replication, "Collect Rollback Data".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tranlog.errors import ConfigError
+from tranlog.listing import time_text
+from tranlog.replication.acting.rollback import (
+    discard,
+    read_operations,
+    read_rollback,
+    read_transactions,
+    saved_rollbacks,
+)
+from tranlog.replication.rules.syncup import Saved
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.frame.tables import table_lines
+from tranlog.service.upkeep.segments import Directory, log_of
+
+rollback_app = new_app(
+    help="What rollbacks took out of a node's log.\n\n\b\nExample:\n  tranlog --conf a.toml rollback list"
+)
+Number = Annotated[int, typer.Argument(metavar="NUMBER", help="As `tranlog rollback list` shows it.", min=0)]
+
+
+@rollback_app.callback()
+def _rollback(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@rollback_app.command("list")
+def list_command(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
+    """List the rollbacks whose data is kept: when, back to where, and how much.
+
+    \b
+    Example:
+      tranlog --conf a.toml rollback list
+    """
+    path = log_of(ctx, directory)
+    found = [read_rollback(path, rid) for rid in saved_rollbacks(path)]
+    if as_json:
+        print_json({"rollbacks": [_named(msgspec.structs.asdict(one)) for one in found]})
+        return
+    rows = [(one.rid, time_text(one.time), one.matchpoint, one.last, one.transactions, one.operations) for one in found]
+    heads = (">rollback", "time", "back to", "from", ">transactions", ">operations")
+    for line in table_lines(heads, rows) if rows else ():
+        print(line)
+
+
+def _named(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "matchpoint": str(fields["matchpoint"]), "last": str(fields["last"])}
+
+
+@rollback_app.command("show")
+def show(ctx: typer.Context, number: Number, directory: Directory = None, as_json: AsJson = False) -> None:
+    """Show the operations of a rollback, the newest first. With --json each is a line.
+
+    \b
+    Example:
+      tranlog --conf a.toml rollback show 0
+    """
+    path = _known(ctx, directory, number)
+    for one in read_operations(path, number):
+        if as_json:
+            print_json(_operation(one))
+        else:
+            print("\n".join(_lines(one)))
+
+
+def _operation(one: Saved) -> dict[str, Any]:
+    time = datetime.fromtimestamp(one.time // 1000, UTC).replace(microsecond=one.time % 1000 * 1000)
+    return {
+        "_id": {"rid": one.rid, "seq": one.seq},
+        "gtid": one.gtid.to_base64(),
+        "gtidString": one.gtid_string,
+        "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "op": one.op,
+    }
+
+
+def _lines(one: Saved) -> Iterator[str]:
+    """Yield an operation as the ancestor's shell prints it."""
+    shown = _operation(one)
+    named = {"gtid": f'BinData(0,"{shown["gtid"]}")', "time": f'ISODate("{shown["time"]}")'}
+    yield "{"
+    for name, value in shown.items():
+        text = json.dumps(value, indent=4, separators=(",", " : "), ensure_ascii=False).replace("\n", "\n    ")
+        yield f'    "{name}" : {named.get(name, text)}{"" if name == "op" else ","}'
+    yield "}"
+
+
+@rollback_app.command("export")
+def export(ctx: typer.Context, number: Number, directory: Directory = None) -> None:
+    """Print the transactions of a rollback, the oldest first, as lines of JSON from which they can be committed again.
+
+    Each has its GTID, its event id, `ops` for people, and `payloads`: of each operation the payload in base64.
+    docs/replication.md has a program that commits them.
+
+    \b
+    Example:
+      tranlog --conf a.toml rollback export 0 > again.jsonl
+    """
+    for one in read_transactions(_known(ctx, directory, number), number):
+        print_json(one)
+
+
+@rollback_app.command("discard")
+def discard_command(
+    ctx: typer.Context,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="One of them.", min=0)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them; the next rollback is number 0.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what a rollback saved, for ever.
+
+    \b
+    Example:
+      tranlog --conf a.toml rollback discard 0 -y
+      tranlog --conf a.toml rollback discard --all
+    """
+    if (number is None) is not everything:
+        raise ConfigError(option="NUMBER", value=number, why="give a rollback's number, or --all")
+    path = log_of(ctx, directory) if number is None else _known(ctx, directory, number)
+    numbers = saved_rollbacks(path) if number is None else [number]
+    if numbers and not yes:
+        confirm(f"Discard the data of {len(numbers)} rollback(s) of {path}?")
+    for one in numbers:
+        discard(path, one)
+    if as_json:
+        print_json({"discarded": numbers})
+    else:
+        print(f"discarded the data of {len(numbers)} rollback(s)")
+
+
+def _known(ctx: typer.Context, directory: str | None, number: int) -> str:
+    """Return the log's directory. Raises ConfigError where it has no such rollback."""
+    path = log_of(ctx, directory)
+    known = saved_rollbacks(path)
+    if number not in known:
+        kept = ", ".join(map(str, known)) or "none"
+        raise ConfigError(option="NUMBER", value=number, why=f"{path} has no data of this rollback; it has: {kept}")
+    return path

@@ -1,0 +1,101 @@
+"""service/commands/rolled_back.py: the data of rollbacks as an operator meets it. docs/replication.md."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.payload import decode
+from tranlog.replication.acting.following import NodeLog
+from tranlog.replication.rules.effects import BeginReign, EndReign, RollBack
+from tranlog.replication.rules.syncup import ROLLBACK_STEPS
+from tranlog.service.commands.cli import main
+from tranlog.source.packer import pack
+from tranlog.testing.clock import ManualClock
+from tranlog.types import LogicalType
+
+FOO = TableMap(
+    schema="test",
+    table="foo",
+    columns=(Column(name="_id", source_type="int", logical=LogicalType.INTEGER),),
+    primary_key=(0,),
+)
+FIRST = """\
+{
+    "_id" : {
+        "rid" : 0,
+        "seq" : 0
+    },
+    "gtid" : BinData(0,"AAAAAAAAAAEAAAAAAAAAAg=="),
+    "gtidString" : "GTID(1, 2)",
+    "time" : ISODate("2014-09-10T15:16:36.619Z"),
+    "op" : {
+        "op" : "UPDATE",
+        "schema" : "test",
+        "table" : "foo",
+        "key" : {
+            "_id" : 5
+        },
+        "before" : {
+            "_id" : 5
+        },
+        "after" : {
+            "_id" : 6
+        }
+    }
+}
+"""
+
+
+def rolled_back(folder: Path) -> tuple[RowChange, list[RowChange]]:
+    """Make the log of the document's example: an update, and a transaction of three inserts, which are rolled back."""
+    log = NodeLog.follow(
+        str(folder),
+        source_id="a",
+        history=bytes(16),
+        clock=ManualClock(1_410_362_196_619),
+    )
+    update = RowChange(table=FOO, op=Op.UPDATE, before=(5,), after=(6,))
+    inserts = [RowChange(table=FOO, op=Op.INSERT, before=None, after=(at,)) for at in (11, 12, 13)]
+    log.carry_out(BeginReign(1))
+    for event, changes in (("three", inserts), ("one", [update])):
+        log.log.transact(pack(changes, source_id="a", event_id=event, tstamp=0))
+    log.carry_out(EndReign())
+    log.carry_out(RollBack(Gtid(Epoch(1), Seqno(0)), log.last, ROLLBACK_STEPS))
+    log.close()
+    return update, inserts
+
+
+def told(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> tuple[int, str, str]:
+    code = main(["rollback", *words, "--dir", str(folder)])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_data_is_shown_exported_and_discarded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    update, inserts = rolled_back(tmp_path)
+    code, out, _ = told(capsys, tmp_path, "list", "--json")
+    (one,) = json.loads(out)["rollbacks"]
+    assert code == 0
+    assert (one["rid"], one["matchpoint"], one["last"]) == (0, "GTID(1, 0)", "GTID(1, 2)")
+    assert (one["transactions"], one["operations"]) == (2, 4)
+    assert "GTID(1, 0)" in told(capsys, tmp_path, "list")[1]
+    out = told(capsys, tmp_path, "show", "0")[1]
+    assert out.startswith(FIRST) and out.count("\n}\n") == 4
+    lines = [json.loads(line) for line in told(capsys, tmp_path, "show", "0", "--json")[1].splitlines()]
+    assert [(line["_id"]["seq"], line["op"]["after"]["_id"]) for line in lines] == [(0, 6), (1, 13), (2, 12), (3, 11)]
+    exported = [json.loads(line) for line in told(capsys, tmp_path, "export", "0")[1].splitlines()]
+    assert [one["eventId"] for one in exported] == ["three", "one"]
+    again = [[decode(b64decode(part)).changes for part in one["payloads"]] for one in exported]
+    assert again == [[(one,) for one in inserts], [(update,)]]
+    code, out, err = told(capsys, tmp_path, "show", "7")
+    assert (code, out) == (2, "") and "no data of this rollback; it has: 0" in err
+    assert told(capsys, tmp_path, "discard")[0] == 2
+    assert told(capsys, tmp_path, "discard", "0", "-y")[:2] == (0, "discarded the data of 1 rollback(s)\n")
+    assert told(capsys, tmp_path, "list") == (0, "", "")
+    assert json.loads(told(capsys, tmp_path, "discard", "--all", "--json")[1]) == {"discarded": []}
