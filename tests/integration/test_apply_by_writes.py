@@ -178,3 +178,41 @@ def test_many_channels_lead_to_what_one_does(
     assert done.missed == 0
     assert done.depended > 20
     print(options.kind, plan.channels, done.depended, done.held, done.retries, done.serial)
+
+
+MORE = {
+    "postgres": (
+        "ALTER TABLE shop.child ADD FOREIGN KEY (u) REFERENCES shop.parent (id) ON DELETE CASCADE",
+        "CREATE FUNCTION shop.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER noted AFTER UPDATE ON shop.child FOR EACH ROW EXECUTE FUNCTION shop.note()",
+        "CREATE UNIQUE INDEX ON shop.parent (n) WHERE n > 100",
+    ),
+    "mariadb": (
+        "ALTER TABLE shop.child ADD FOREIGN KEY (u) REFERENCES shop.parent (id) ON DELETE CASCADE",
+        "CREATE TRIGGER shop.noted AFTER UPDATE ON shop.child FOR EACH ROW SET @noted = 1",
+        "CREATE UNIQUE INDEX short ON shop.parent (code(3))",
+    ),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("options", ["postgres", "mariadb"], indirect=True)
+def test_what_a_server_holds_rows_to(options: TargetOptions) -> None:
+    """Each of these makes transactions run alone, by its name."""
+    target = open_target(options)
+    try:
+        child, parent = target.rows.keys((SCHEMA, "child")), target.rows.keys((SCHEMA, "parent"))
+        assert child is not None and parent is not None
+        assert set(child.unique) == {("a", "b"), ("u",)} and set(parent.unique) == {("id",), ("code",)}
+        assert child.references == ((("parent",), (SCHEMA, "parent"), ("id",)),)
+        assert (child.triggers, child.why, parent.actions, parent.why) == ((), "", "", "")
+        for statement in MORE[options.kind]:
+            target.rows.session.run(statement)  # type: ignore[attr-defined]
+        child, parent = target.rows.keys((SCHEMA, "child")), target.rows.keys((SCHEMA, "parent"))
+        assert child is not None and parent is not None
+        assert child.triggers == ("noted",) and len(child.references) == 2
+        assert parent.actions == f"foreign keys of {'shop.' * (options.kind == 'postgres')}child change its rows"
+        assert parent.why in ("a partial or expression index", "a key of a prefix")
+        assert target.rows.keys((SCHEMA, "other")) is None
+    finally:
+        target.close()
