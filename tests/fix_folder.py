@@ -29,7 +29,17 @@ from tranlog.target.binding import key_text
 from tranlog.target.options import TargetOptions
 from tranlog.target.options import open_target as open_product
 from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
-from tranlog.target.target import Advance, Applied, ApplyUnit, ChannelRow, Meeting, PipelineRow, RefusedError, Target
+from tranlog.target.target import (
+    Advance,
+    Applied,
+    ApplyUnit,
+    ChannelRow,
+    Meeting,
+    PipelineRow,
+    RefusedError,
+    Target,
+    TargetKeys,
+)
 from tranlog.types import UNCHANGED, Value, canonical
 
 logger = logging.getLogger("tranlog.folder")
@@ -181,7 +191,7 @@ class FolderPositions:
             for row in found["channels"].values():
                 row |= {"token": channel_token, "session": ""}
             if not keep_assignment:
-                found["shards"] = {}
+                found["shards"], found["plans"] = {}, {}
             found["row"] = asdict(
                 PipelineRow(
                     pipeline=pipeline,
@@ -228,9 +238,28 @@ class FolderPositions:
     def store_loads(self, pipeline: str, states: Options) -> None:
         self._folder.state["pipelines"][pipeline].setdefault("loads", {}).update(states)
 
+    def read_plans(self, pipeline: str) -> dict[Seqno, str]:
+        with self._folder.locked() as state:
+            found = state["pipelines"].get(pipeline, {}).get("plans", {})
+            return {Seqno(int(begin)): plan for begin, plan in found.items()}
+
+    def plans_begin(self, pipeline: str) -> Seqno | None:
+        return min(self.read_plans(pipeline), default=None)
+
     def publish(self, advance: Advance) -> None:
         with self._folder.transaction() as state:
             self._advance(state, advance)
+            self._store_plan(state, advance)
+
+    def _store_plan(self, state: State, advance: Advance) -> None:
+        if advance.plan is None:
+            return
+        found = state["pipelines"][advance.pipeline]
+        plans = found.setdefault("plans", {})
+        plans[str(advance.new_seqno)] = advance.plan()
+        lowest = min(row["applied_seqno"] for row in found["channels"].values())
+        needed = max((int(begin) for begin in plans if int(begin) <= lowest), default=0)
+        found["plans"] = {begin: plan for begin, plan in plans.items() if int(begin) >= needed}
 
     def meet(self, pipeline: str) -> Meeting:
         with self._folder.locked() as state:
@@ -258,7 +287,9 @@ class FolderPositions:
     def guarded(self, advance: Advance, write: Callable[[], Applied]) -> Applied:
         with self._folder.transaction() as state:
             self._advance(state, advance)
-            return write()
+            applied = write()
+            self._store_plan(state, advance)
+            return applied
 
     def _driven(self, state: State, pipeline: str, token: int) -> State:
         found: State | None = state["pipelines"].get(pipeline)
@@ -430,6 +461,10 @@ class FolderRows:
 
     def check_table(self, table: TableMap) -> None:
         pass
+
+    def keys(self, table: TableName) -> TargetKeys | None:
+        found = self._folder.table(TableMap(schema=table[0], table=table[1], columns=()))
+        return None if found is None else TargetKeys(name=table)
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         found = self._folder.table(table)

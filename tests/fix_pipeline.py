@@ -26,6 +26,7 @@ from tranlog.pipeline.applying.task import ChannelTask, TaskResult
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Counters, totals
+from tranlog.row_touches import RowTouches
 from tranlog.servers.mariadb_address import read_url
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
@@ -62,6 +63,8 @@ class Workload:
     """Chance of a transaction that spans shards, or has no content."""
     large: float = 0.0
     """Chance of one in several fragments."""
+    write_sets: bool = False
+    """Whether headers say what each transaction touched."""
     rows: dict[TableMap, Rows] = field(default_factory=dict)
     audit: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     transactions: int = 0
@@ -110,7 +113,8 @@ class Workload:
 
     def write(self, log: Log, number: int, *, sync_every: int = 50) -> None:
         """Append so many transactions."""
-        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA, fragment_bytes=4_000)
+        touches = RowTouches() if self.write_sets else None
+        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA, fragment_bytes=4_000, touches=touches)
         for _ in range(number):
             changes, metadata = self.one_transaction()
             self.append(log, packer, changes, metadata)

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from mutants.check_order import FOUND_BY, HARNESS, MUTANT_ROUNDS
+from mutants.order_workload import SHARDS_BY
 from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
-from tranlog.pipeline.rules.channels import Parallelization, ShardBy
+from tranlog.pipeline.rules.channels import Parallelization
 
 DRAWN = (
     *[f"started {how.value}" for how in Parallelization],
-    *[f"planned by {by.value}" for by in ShardBy],
+    *[f"planned by {by.value}" for by in SHARDS_BY],
     *("planned with lines of a shard.list", "planned with critical shards"),
     *("re-planned while it ran", "ended and started anew", "tasks killed or stopped", "drivers killed or stopped"),
 )

@@ -29,6 +29,7 @@ POSITION_AFTER_COMMIT = Mutant(
             session.begin()
             self.guard(advance)
             applied = write()
+            self._store_plan(advance)
             committing = time.perf_counter()
             session.commit()
 """,
@@ -125,6 +126,7 @@ POSITION_AHEAD_OF_ROWS = Mutant(
             session.begin()
             self.guard(advance)
             applied = write()
+            self._store_plan(advance)
             committing = time.perf_counter()
             session.commit()
 """,
@@ -151,9 +153,9 @@ SHARDS_BY_TURNS = Mutant(
         ),
         Edit(
             module="tranlog.pipeline.applying.channel",
-            old="                owner = owners.of(shard)\n            tstamp",
-            new="                owner = owners.of(shard)\n            if owner != SERIAL:\n"
-            "                owner = seqno % self._task.plan.channels\n            tstamp",
+            old="            owner, why = (whose,",
+            new="            if whose != SERIAL:\n                whose = seqno % self._task.plan.channels\n"
+            "            owner, why = (whose,",
         ),
     ),
 )

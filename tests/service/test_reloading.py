@@ -99,7 +99,8 @@ def test_every_key_of_the_plan_is_one_of_the_file(conf: Path) -> None:
     conf.write_text(START.replace("channels = 3", "channels = 4").replace('assignment = "hash"', shards))
     found = file.read_again()
     assert found.at_restart == () and found.change(options).shard_plan() != options.shard_plan()
-    assert {"pipeline.channels", "shards.list"} | {f"shards.{key}" for key in values} == PLAN_KEYS
+    more = {"pipeline.channels", "shards.list", "shards.independent_triggers"}  # the last needs another `by`
+    assert more | {f"shards.{key}" for key in values} == PLAN_KEYS
 
 
 def test_the_command_line_outranks_the_file(conf: Path) -> None:

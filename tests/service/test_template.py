@@ -22,7 +22,7 @@ from tranlog.source.mariadb.connection import MariadbSourceOptions
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 SWITCHED = re.compile(r"^# (\[\[\w+\]\]|\w+ = [^#]*)", re.MULTILINE)
 """A key that is not set, and the example of a filter."""
-NEEDS = {'rule = "map"': "rule", 'by = "key"': "by"}
+NEEDS = {'rule = "map"': "rule", 'by = "key"': "by", 'by = "writes"': "by"}
 
 
 @pytest.fixture

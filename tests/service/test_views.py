@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fix_metrics import Samples, samples_of
-from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items, run_threads, take, tasks_for
+from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items, run_threads, take, tasks_for, write_log
 from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
@@ -394,6 +394,24 @@ def test_shards_are_the_plans(tmp_path: Path, by: ShardBy, shards: dict[str, int
     status = status_of(options)
     assert {one.shardId: one.eventCount for one in view("shards", status)} == shards
     assert {one.shard_id for one in view("channels", status)} == channels
+
+
+def test_by_write_sets_a_status_tells_who_waited_and_what_ran_alone(tmp_path: Path) -> None:
+    workload = Workload(seed=5, shards=("north",), serial=0.0, write_sets=True)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 40)
+    plan = ShardPlan(channels=2, by=ShardBy.WRITES)
+    token = take(target.options, plan, pipeline="percona")
+    run_threads(tasks_for(target.options, tmp_path / "log", plan, token, until=last, pipeline="percona"))
+    status = status_of(ApplyOptions(pipeline="percona", log_dir=str(tmp_path / "log"), target=target.options))
+    assert [(one.channel, one.serialCount, one.missedDependencies) for one in status.writes] == [
+        (0, last + 1, 0),
+        (1, 0, 0),
+    ]
+    trigger = "north.items: trigger north.items DELETE, north.items INSERT, north.items UPDATE"
+    assert {one.why: one.eventCount for one in status.serial} == {"there is no plan yet": 1, trigger: last}
+    assert view("shards", status) == [*status.shards, *status.writes, *status.serial]
+    assert view("channels", status) == []
 
 
 def test_a_pipeline_that_never_ran_has_views_too(tmp_path: Path, article: ApplyOptions) -> None:

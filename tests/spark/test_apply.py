@@ -6,6 +6,7 @@ import os
 import queue
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,15 @@ from fix_pipeline import (
 )
 from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
-from tranlog.errors import ConflictError, CorruptRecordError, EngineError, TargetAheadError, TargetPositionError
+from tranlog.codecs.converting import convert
+from tranlog.errors import (
+    ConfigError,
+    ConflictError,
+    CorruptRecordError,
+    EngineError,
+    TargetAheadError,
+    TargetPositionError,
+)
 from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
 from tranlog.log.files.positions import read_holds
 from tranlog.log.reading.reader import LogReader
@@ -37,6 +46,7 @@ from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, PlanOptions, ShardBy, ShardPlan
+from tranlog.pipeline.rules.progress import totals
 from tranlog.pipeline.spark.session import build_session
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.source.packer import TransactionPacker
@@ -109,6 +119,37 @@ def test_a_server_and_source_are_equal(
     result = run_apply(options(tmp_path, target, group=GroupBounds()), spark=context)
     assert result.status.total.transactions == last + 1
     check_equal(target, workload)
+
+
+def test_one_schema_on_many_channels_and_back(tmp_path: Path, context: SparkContext) -> None:
+    """By write sets: the plan changes at one seqno, and the log is kept from where the stored plan begins."""
+    workload = Workload(seed=77, shards=("north",), serial=0.01, write_sets=True)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    triggers = tuple(f"north.items {op}" for op in ("DELETE", "INSERT", "UPDATE"))
+    writes = PlanOptions(by=ShardBy.WRITES, independent_triggers=triggers)
+    for channels, plan in ((2, PlanOptions()), (3, writes), (4, writes), (2, PlanOptions())):
+        last = write_log(tmp_path / "log", workload, 100)
+        result = run_apply(options(tmp_path, target, channels=channels, plan=plan), spark=context)
+        assert result.status.restart_seqno == last
+        check_equal(target, workload)
+        held = read_holds(str(tmp_path / "log"))
+        plans = [begin for (begin,) in target.query("SELECT from_seqno FROM tranlog_plan ORDER BY 1")]
+        assert [one.restart_seqno for one in held] == ([min(plans)] if plans else [last])
+        assert bool(plans) == (plan is writes)
+    opened = open_target(target.options)
+    assert totals(opened.positions.read_channels("p")).missed == 0
+    opened.close()
+
+
+def test_what_cannot_run_by_write_sets_is_refused(tmp_path: Path) -> None:
+    target = SqliteTarget(tmp_path / "target.db", [])
+    given = options(tmp_path, target, plan=PlanOptions(by=ShardBy.WRITES), parallelization=Parallelization.MEMORY)
+    with pytest.raises(ConfigError, match="splits the log by shard"):
+        given.check()
+    write_log(tmp_path / "log", Workload(seed=78), 5)
+    convert(str(tmp_path / "log"), str(tmp_path / "thl"))
+    with pytest.raises(ConfigError, match="has no write sets"):
+        run_apply(replace(given, parallelization=Parallelization.DISK, log_dir=str(tmp_path / "thl")))
 
 
 @pytest.mark.parametrize("kind", [Parallelization.DISK, Parallelization.MEMORY])

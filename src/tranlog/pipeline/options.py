@@ -5,12 +5,13 @@ Source: docs/parallel-apply.md.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
 from tranlog.pipeline.applying.group import GroupBounds
-from tranlog.pipeline.filters.filters import Filter, check_filters
-from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardPlan
+from tranlog.pipeline.filters.filters import Filter, check_filters, describe
+from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges
 from tranlog.pipeline.rules.progress import check_pipeline_name
 from tranlog.pipeline.spark.cluster import EngineOptions
@@ -71,12 +72,16 @@ class ApplyOptions:
         """Return how shards are divided among the channels."""
         if self.parallelization is Parallelization.NONE:
             return ShardPlan(channels=1)
-        return self.plan.plan(self.channels)
+        told = "; ".join([describe(one) for one in self.filters])
+        return self.plan.plan(self.channels, f"{zlib.crc32(told.encode()):08x}" if told else "")
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
         check_pipeline_name(self.pipeline)
         self.shard_plan().check()
+        if self.plan.by is ShardBy.WRITES and self.parallelization is Parallelization.MEMORY:
+            why = 'parallelization = "memory" splits the log by shard; by = "schema" runs there, or "disk" by writes'
+            raise ConfigError(option="shard by", value=self.plan.by.value, why=why)
         self.group.check()
         check_filters(self.filters)
         check_slots(self.wanted_master(), self.shard_plan().channels)

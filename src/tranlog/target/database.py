@@ -26,7 +26,7 @@ from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, open_session
-from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target
+from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target, TargetKeys
 from tranlog.types import UNCHANGED, Value
 
 if TYPE_CHECKING:
@@ -267,6 +267,9 @@ class SqlRows:
                     f"are here already comes by `tranlog load --replace --tables {table.name}`",
                 )
             yield source, name, names[name]
+
+    def keys(self, table: TableName) -> TargetKeys | None:
+        return self.session.keys(TableMap(schema=table[0], table=table[1], columns=()))
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         self.claim_name(table, seqno)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from tranlog.change import TableMap
+from tranlog.change import TableMap, TableName
 from tranlog.errors import ConfigError, TransientTargetError
 from tranlog.servers.mariadb_address import read_url
 from tranlog.servers.mariadb_errors import ErrorClass, error_class
@@ -28,6 +28,7 @@ from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
 from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal, quote
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+from tranlog.target.target import TargetKeys
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -100,6 +101,29 @@ SELECT TABLE_TYPE, IF(TABLE_TYPE IN ('VIEW', 'SEQUENCE') OR e.TRANSACTIONS = 'YE
   FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2"""
 _TABLE_TYPES: Final = ("BASE TABLE", "SYSTEM VERSIONED")
+
+_KEY_TABLE: Final = """
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM information_schema.TABLES
+ WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2"""
+_KEY_INDEXES: Final = """
+SELECT s.INDEX_NAME, s.COLUMN_NAME, s.SUB_PART IS NOT NULL, c.DATA_TYPE IN ('float', 'double')
+  FROM information_schema.STATISTICS s
+  LEFT JOIN information_schema.COLUMNS c
+    ON c.TABLE_SCHEMA = s.TABLE_SCHEMA AND c.TABLE_NAME = s.TABLE_NAME AND c.COLUMN_NAME = s.COLUMN_NAME
+ WHERE s.TABLE_SCHEMA = $1 AND s.TABLE_NAME = $2 AND s.NON_UNIQUE = 0 ORDER BY s.INDEX_NAME, s.SEQ_IN_INDEX"""
+_KEY_REFERENCES: Final = """
+SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME, REFERENCED_COLUMN_NAME
+  FROM information_schema.KEY_COLUMN_USAGE
+ WHERE TABLE_SCHEMA = $1 AND TABLE_NAME = $2 AND REFERENCED_TABLE_NAME IS NOT NULL
+ ORDER BY CONSTRAINT_NAME, ORDINAL_POSITION"""
+_KEY_ACTIONS: Final = """
+SELECT DISTINCT TABLE_NAME FROM information_schema.REFERENTIAL_CONSTRAINTS
+ WHERE UNIQUE_CONSTRAINT_SCHEMA = $1 AND REFERENCED_TABLE_NAME = $2
+   AND (DELETE_RULE NOT IN ('RESTRICT', 'NO ACTION') OR UPDATE_RULE NOT IN ('RESTRICT', 'NO ACTION'))
+ ORDER BY TABLE_NAME"""
+_KEY_TRIGGERS: Final = """
+SELECT TRIGGER_NAME FROM information_schema.TRIGGERS
+ WHERE EVENT_OBJECT_SCHEMA = $1 AND EVENT_OBJECT_TABLE = $2 ORDER BY TRIGGER_NAME"""
 
 _WHOSE: Final = (
     "CONCAT('session ', p.ID, ' of user ', p.USER, ' from ', p.HOST, ', ', LOWER(p.COMMAND), ' since ', p.TIME, ' s')"
@@ -328,6 +352,36 @@ class MariadbSession:
         if kinds[0][0] == "SYSTEM VERSIONED" and not period:
             period = {"row_start", "row_end"}  # hidden
         return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1], period=frozenset(period))
+
+    def keys(self, table: TableMap) -> TargetKeys | None:
+        names = (fit_name(table.schema) if table.schema else "", fit_name(table.table))
+        found = [row for row in self.fetch(_KEY_TABLE, names) if row[2] in (*_TABLE_TYPES, "SEQUENCE")]
+        if not found:
+            return None
+        schema, name, kind = found[0]
+        unique: dict[str, list[str]] = {}
+        why = "" if kind == "BASE TABLE" else f"it is {kind.lower()}"
+        for index, column, prefix, inexact in self.fetch(_KEY_INDEXES, (schema, name)):
+            unique.setdefault(index, []).append(column)
+            why = why or ("a key of a prefix" if prefix else "a key of inexact numbers" if inexact else "")
+        own: dict[str, list[str]] = {}
+        there: dict[str, tuple[TableName, list[str]]] = {}
+        for key, column, to_schema, to, to_column in self.fetch(_KEY_REFERENCES, (schema, name)):
+            own.setdefault(key, []).append(column)
+            there.setdefault(key, ((to_schema, to), []))[1].append(to_column)
+        if not why and not has_right([row[0] for row in self.fetch("SHOW GRANTS")], ["TRIGGER"], schema):
+            why = f"its triggers are hidden from this user; GRANT TRIGGER ON {quote(schema)}.* shows them"
+        if not why and "WITHOUT OVERLAPS" in self.fetch(f"SHOW CREATE TABLE {quote(schema)}.{quote(name)}")[0][1]:
+            why = "WITHOUT OVERLAPS"
+        actions = [one for (one,) in self.fetch(_KEY_ACTIONS, (schema, name))]
+        return TargetKeys(
+            name=(schema, name),
+            unique=tuple([tuple(columns) for columns in unique.values()]),
+            references=tuple([(tuple(own[key]), to, tuple(columns)) for key, (to, columns) in there.items()]),
+            triggers=tuple([trigger for (trigger,) in self.fetch(_KEY_TRIGGERS, (schema, name))]),
+            actions=f"foreign keys of {', '.join(actions)} change its rows" if actions else "",
+            why=why,
+        )
 
     def lacks_create(self) -> str:
         ((user, database),) = self.fetch("SELECT CURRENT_USER(), DATABASE()")

@@ -18,7 +18,7 @@ from tranlog.target.position import SqlPositions
 from tranlog.target.session import Session, open_session
 from tranlog.target.sqlite import SqliteSession
 from tranlog.target.sqlite_dialect import SQLITE
-from tranlog.target.target import Advance, Applied, ApplyUnit, RefusedError, Target
+from tranlog.target.target import Advance, Applied, ApplyUnit, RefusedError, Target, TargetKeys
 from tranlog.types import Value
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class NullRows:
 
     def check_table(self, table: TableMap) -> None:
         pass
+
+    def keys(self, table: TableName) -> TargetKeys | None:
+        return TargetKeys(name=table)
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         pass

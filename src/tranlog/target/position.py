@@ -93,6 +93,12 @@ _TABLES: Final = {
     state {text} NOT NULL,
     PRIMARY KEY (pipeline, table_name)
 ){suffix}""",
+    "tranlog_plan": """CREATE TABLE IF NOT EXISTS tranlog_plan (
+    pipeline {key_text} NOT NULL,
+    from_seqno {integer} NOT NULL,
+    plan {text} NOT NULL,
+    PRIMARY KEY (pipeline, from_seqno)
+){suffix}""",
 }
 OUR_TABLES: Final = frozenset({*_TABLES, STATEMENT_TABLE})
 _PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at, shards"
@@ -173,6 +179,16 @@ _READ_LEFT_OUT: Final = (
 )
 _READ_LOADS: Final = "SELECT table_name, state FROM tranlog_load WHERE pipeline = $1"
 _NEW_LOAD: Final = "tranlog_load (pipeline, table_name, state) VALUES ($1, $2, $3)"
+_READ_PLANS: Final = "SELECT from_seqno, plan FROM tranlog_plan WHERE pipeline = $1"
+_FIRST_PLAN: Final = "SELECT min(from_seqno) FROM tranlog_plan WHERE pipeline = $1 HAVING count(*) > 0"
+_NEW_PLAN: Final = "tranlog_plan (pipeline, from_seqno, plan) VALUES ($1, $2, $3)"
+_PLAN_KEY: Final = "pipeline, from_seqno"
+_PLAN: Final = "plan = $3"
+_PLAN_NEEDED: Final = (
+    "SELECT max(from_seqno) FROM tranlog_plan WHERE pipeline = $1 AND from_seqno <= "
+    "(SELECT min(applied_seqno) FROM tranlog_channel WHERE pipeline = $1)"
+)
+_DROP_PLANS: Final = "DELETE FROM tranlog_plan WHERE pipeline = $1 AND from_seqno < $2"
 _NO_PIPELINE: Final = "tranlog_pipeline has no row of it"
 _Result = TypeVar("_Result")
 _Row = TypeVar("_Row", PipelineRow, ChannelRow)
@@ -277,6 +293,12 @@ class SqlPositions:
     def read_loads(self, pipeline: str) -> dict[str, str]:
         return {table: state for table, state in self._read("tranlog_load", _READ_LOADS, pipeline)}
 
+    def read_plans(self, pipeline: str) -> dict[Seqno, str]:
+        return {Seqno(begin): plan for begin, plan in self._read("tranlog_plan", _READ_PLANS, pipeline)}
+
+    def plans_begin(self, pipeline: str) -> Seqno | None:
+        return next((Seqno(begin) for (begin,) in self._read("tranlog_plan", _FIRST_PLAN, pipeline)), None)
+
     def _read(self, table: str, query: str, pipeline: str) -> list[tuple[Any, ...]]:
         """Return rows of one of our tables, none where it is not there. Raises TargetPositionError where it changed."""
         try:
@@ -330,6 +352,7 @@ class SqlPositions:
                 run(put, pipeline, *_CHANNEL_VALUES(replace(row, token=channel_token)))
             if not keep_assignment:
                 run(_DROP_SHARDS, pipeline)
+                run(_DROP_PLANS, pipeline, 1 << 62)
                 run(_COUNT_NO_SHARDS, pipeline)
             return token
 
@@ -402,6 +425,7 @@ class SqlPositions:
             session.begin()
             self.guard(advance)
             applied = write()
+            self._store_plan(advance)
             committing = time.perf_counter()
             session.commit()
         except LockTimeoutError as exc:
@@ -421,8 +445,26 @@ class SqlPositions:
         except (MissingTableError, MisfitError) as exc:
             raise self._damaged(pipeline, f"tranlog_load was changed: {exc}") from exc
 
+    def _store_plan(self, advance: Advance) -> None:
+        """Store the plan that begins with a position, in the open target transaction; drop those needed no more."""
+        if advance.plan is None:
+            return
+        pipeline, put = advance.pipeline, self._dialect.insert_or_set.format(into=_NEW_PLAN, key=_PLAN_KEY, set=_PLAN)
+        plan = advance.plan()
+        try:
+            self._run(put, pipeline, advance.new_seqno, plan)
+            ((needed,),) = self._fetch(_PLAN_NEEDED, pipeline)
+            if needed is not None:
+                self._run(_DROP_PLANS, pipeline, needed)
+        except (MissingTableError, MisfitError) as exc:
+            raise self._damaged(pipeline, f"tranlog_plan was changed: {exc}") from exc
+
     def publish(self, advance: Advance) -> None:
-        self._in_transaction(lambda: self.guard(advance), _nobody, advance.pipeline, advance.channel)
+        def work() -> None:
+            self.guard(advance)
+            self._store_plan(advance)
+
+        self._in_transaction(work, _nobody, advance.pipeline, advance.channel)
 
     def meet(self, pipeline: str) -> Meeting:
         """Return all channels' positions and what the driver asks for; token 0 where the pipeline's row is gone."""

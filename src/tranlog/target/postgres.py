@@ -11,6 +11,7 @@ Source: PostgreSQL's manual, "Client Connection Defaults", "Error Codes", "Pipel
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, Tr
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+from tranlog.target.target import TargetKeys
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -103,6 +105,39 @@ SELECT DISTINCT a.attname, i.indexprs IS NOT NULL
  WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2)
    AND (i.indisunique OR i.indisexclusion)"""
 _TABLE_KINDS: Final = ("r", "p")
+_KEY_TABLE: Final = """
+SELECT c.oid::int8, n.nspname, c.relname,
+       CASE WHEN c.relkind <> 'r' OR c.relispartition OR c.relhassubclass THEN 'it has partitions or heirs'
+            WHEN c.relhasrules THEN 'a rule' WHEN c.relrowsecurity THEN 'row security' ELSE '' END
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2) AND c.relkind IN ('r', 'p')"""
+_KEY_COLUMNS: Final = (
+    "SELECT a.attname FROM unnest({}::int2[]) WITH ORDINALITY k (number, place) "
+    "JOIN pg_attribute a ON a.attrelid = {} AND a.attnum = k.number {} ORDER BY k.place"
+)
+# What only later servers have is asked of the row as JSON.
+_KEY_INDEXES: Final = f"""
+SELECT to_json(ARRAY({_KEY_COLUMNS.format("i.indkey", "i.indrelid", "WHERE k.place <= i.indnkeyatts")}))::text,
+       CASE WHEN i.indisexclusion THEN 'an exclusion constraint'
+            WHEN i.indpred IS NOT NULL OR i.indexprs IS NOT NULL THEN 'a partial or expression index'
+            WHEN to_jsonb(i)->>'indnullsnotdistinct' = 'true' THEN 'NULLS NOT DISTINCT'
+            WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                         AND a.atttypid IN ('float4'::regtype, 'float8'::regtype)) THEN 'a key of inexact numbers'
+            ELSE '' END
+  FROM pg_index i WHERE i.indrelid = $1::int8::oid AND (i.indisunique OR i.indisexclusion)"""
+_KEY_REFERENCES: Final = f"""
+SELECT to_json(ARRAY({_KEY_COLUMNS.format("f.conkey", "f.conrelid", "")}))::text, n.nspname, c.relname,
+       to_json(ARRAY({_KEY_COLUMNS.format("f.confkey", "f.confrelid", "")}))::text,
+       CASE WHEN to_jsonb(f)->>'conperiod' = 'true' THEN 'a reference by PERIOD' ELSE '' END
+  FROM pg_constraint f JOIN pg_class c ON c.oid = f.confrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE f.contype = 'f' AND f.conrelid = $1::int8::oid"""
+_KEY_ACTIONS: Final = """
+SELECT DISTINCT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f' AND confrelid = $1::int8::oid
+   AND (confdeltype NOT IN ('a', 'r') OR confupdtype NOT IN ('a', 'r')) ORDER BY 1"""
+_KEY_TRIGGERS: Final = """
+SELECT tgname FROM pg_trigger WHERE tgrelid = $1::int8::oid AND NOT tgisinternal
+   AND tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
+ ORDER BY tgname"""
 
 _WHOSE: Final = """
 SELECT 'session ' || a.pid || ' of user ' || coalesce(a.usename, '?')
@@ -160,7 +195,8 @@ class PostgresSession:
                 "idle_in_transaction_session_timeout": str(round(options.idle_timeout_s * 1000)),
                 "lock_timeout": str(max(1, round(options.lock_timeout_s * 1000))),
             }
-            if options.triggers == "off":
+            self._triggers_off = options.triggers == "off"
+            if self._triggers_off:
                 settings["session_replication_role"] = "replica"
             ((read_only,),) = self.fetch("SELECT current_setting('default_transaction_read_only')")
             if read_only == "on":
@@ -336,6 +372,30 @@ class PostgresSession:
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
         return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][10])
+
+    def keys(self, table: TableMap) -> TargetKeys | None:
+        found = self.fetch(_KEY_TABLE, (fit_name(table.table), fit_name(table.schema)))
+        if not found:
+            return None
+        oid, schema, name, why = found[0]
+        indexes = self.fetch(_KEY_INDEXES, (oid,))
+        # Without triggers foreign keys are not checked either.
+        references = [] if self._triggers_off else self.fetch(_KEY_REFERENCES, (oid,))
+        actions = [] if self._triggers_off else self.fetch(_KEY_ACTIONS, (oid,))
+        reasons = [why, *[one for _, one in indexes], *[one[4] for one in references]]
+        return TargetKeys(
+            name=(schema, name),
+            unique=tuple([tuple(json.loads(columns)) for columns, one in indexes if not one]),
+            references=tuple(
+                [
+                    (tuple(json.loads(own)), (to, there), tuple(json.loads(cols)))
+                    for own, to, there, cols, _ in references
+                ]
+            ),
+            triggers=tuple([trigger for (trigger,) in self.fetch(_KEY_TRIGGERS, (oid,))]),
+            actions=f"foreign keys of {', '.join([one for (one,) in actions])} change its rows" if actions else "",
+            why=next(filter(None, reasons), ""),
+        )
 
     def lacks_create(self) -> str:
         ((schema, user, may),) = self.fetch(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tranlog.change import TableMap
 from tranlog.errors import TargetUnavailableError, TransientTargetError
 from tranlog.target.binding import Form, Row, TargetTable
-from tranlog.target.target import RefusedError
+from tranlog.target.target import RefusedError, TargetKeys
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -92,6 +92,9 @@ class Session(Protocol):
 
     def table(self, table: TableMap) -> TargetTable:
         """Read what the target has in a table's place. Raises MissingTableError where that is no table."""
+
+    def keys(self, table: TableMap) -> TargetKeys | None:
+        """Read what a table here holds its rows to, of which only the name is given; None: there is no such table."""
 
     def lacks_create(self) -> str:
         """Return the GRANT without which no table of ours can be made here; empty where one can."""

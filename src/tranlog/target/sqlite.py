@@ -32,6 +32,7 @@ from tranlog.errors import TransientTargetError
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
 from tranlog.target.sqlite_dialect import plain_name
+from tranlog.target.target import TargetKeys
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -94,7 +95,8 @@ class SqliteSession:
         connection.execute(
             "PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA ignore_check_constraints = OFF"
         )
-        if options.triggers == "off":
+        self._triggers_off = options.triggers == "off"
+        if self._triggers_off:
             connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
 
     def _wait(self, _attempts: int) -> bool:
@@ -227,6 +229,33 @@ class SqliteSession:
         places = [place for place in _PLACES if place not in taken]
         # Rows of a batch are run one after the other, so no column needs to be known as unique.
         return TargetTable(columns=columns, unique=frozenset(), place="" if without_rowid or not places else places[0])
+
+    def keys(self, table: TableMap) -> TargetKeys | None:
+        name = plain_name(table)
+        kinds = self.fetch("SELECT type FROM pragma_table_list(?1) WHERE schema = 'main'", (name,))
+        if not kinds or kinds[0][0] not in ("table", "shadow"):
+            return None
+        columns = self.fetch("SELECT name, type, pk FROM pragma_table_xinfo(?1) ORDER BY pk", (name,))
+        unique = {tuple([column for column, _, place in columns if place])} - {()}
+        why = ""
+        for index, partial in self.fetch('SELECT name, partial FROM pragma_index_list(?1) WHERE "unique"', (name,)):
+            key = [one for (one,) in self.fetch("SELECT name FROM pragma_index_xinfo(?1) WHERE key", (index,))]
+            if partial or None in key:
+                why = "a partial or expression index"
+            else:
+                unique.add(tuple(key))
+        inexact = {column for column, declared, _ in columns if affinity(declared) == "real"}
+        if inexact & {column for key in unique for column in key}:
+            why = "a key of inexact numbers"
+        triggers = (
+            "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE ORDER BY name"
+        )
+        return TargetKeys(
+            name=(table.schema, table.table),
+            unique=tuple(sorted(unique)),
+            triggers=() if self._triggers_off else tuple([one for (one,) in self.fetch(triggers, (name,))]),
+            why=why,
+        )
 
     def lacks_create(self) -> str:
         """Nothing: who may write the file may make tables."""

@@ -79,6 +79,26 @@ class Advance:
     event_id: str
     tstamp: int
     stats: str
+    plan: Callable[[], str] | None = None
+    """Asked after the rows are written, for the plan that begins at `new_seqno`; it is stored with the position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetKeys:
+    """What a table at a target holds its rows to.
+
+    `name`: its schema and name here. `unique`: the columns of each unique key, the primary one too. `references`:
+    columns, the table that they refer to, its columns. `triggers`: those that run. `actions`: what foreign keys of
+    others do when a row goes or its key changes; empty for nothing. `why`: what it holds them to beside that, empty for
+    nothing.
+    """
+
+    name: TableName
+    unique: tuple[tuple[str, ...], ...] = ()
+    references: tuple[tuple[tuple[str, ...], TableName, tuple[str, ...]], ...] = ()
+    triggers: tuple[str, ...] = ()
+    actions: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +184,7 @@ class TargetPositions(Protocol):
 
     def ensure_tables(self, *, again: bool = False) -> None:
         """Make ready to keep positions, where that is still to be done; at a database: create tranlog_pipeline,
-        tranlog_channel, tranlog_shard and tranlog_left_out.
+        tranlog_channel, tranlog_shard, tranlog_left_out, tranlog_load and tranlog_plan.
 
         The table in which statements that commit are noted, where the kind has one, is made anew beside positions
         only `again`, by an operator's wish: one that is missing there was dropped, with what it told.
@@ -214,8 +234,8 @@ class TargetPositions(Protocol):
         """Become the pipeline's driver: raise its token and every channel's, in one target transaction; return it.
 
         `rows` are the positions that hold from now on, one per channel; rows of other channels are removed, and
-        those of shards too unless `keep_assignment`. None: the positions stay as they are at that moment. That is
-        the first step of every take-over, since positions that were read while tasks of the driver before could
+        those of shards and plans too unless `keep_assignment`. None: the positions stay as they are at that moment.
+        That is the first step of every take-over, since positions that were read while tasks of the driver before could
         still move them must never be written back. Clears stop_at_seqno. Raises ReplacedError when the token is
         not `expected_token` any more (0: no row yet). A channel that a stopped task keeps locked is waited for as in
         `claim`.
@@ -250,6 +270,15 @@ class TargetPositions(Protocol):
 
     def store_loads(self, pipeline: str, states: Options) -> None:
         """Store how far tables are loaded, (table, state), in the open target transaction; `guarded` calls it."""
+
+    def read_plans(self, pipeline: str) -> dict[Seqno, str]:
+        """Return the stored plans by the seqno from which they hold; `guarded` and `publish` store an Advance's.
+
+        Those that no channel needs any more are removed then, by its position.
+        """
+
+    def plans_begin(self, pipeline: str) -> Seqno | None:
+        """Return the first of those seqnos; None: there is no plan."""
 
     def publish(self, advance: Advance) -> None:
         """Move a channel's position without rows. Raises ReplacedError as `guarded` does."""
@@ -297,6 +326,9 @@ class TargetRows(Protocol):
 
         Raises TargetTableError.
         """
+
+    def keys(self, table: TableName) -> TargetKeys | None:
+        """Return what a table here holds its rows to; None where there is no such table."""
 
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         """Delete the table's rows in the open target transaction, or, where not `replace`, look that it has none.

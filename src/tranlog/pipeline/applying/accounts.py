@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tranlog.change import TableName
 from tranlog.clock import Clock
 from tranlog.ids import Seqno
 from tranlog.pipeline.applying.group import Taken
@@ -86,11 +87,18 @@ class Accounts:
     def _count(self, stats: ChannelStats, taken: Taken) -> int:
         header = taken.header
         latency_ms = max(0, self._clock.now_ms() - header.tstamp)
+        if taken.why:
+            stats.count_reason(taken.why)
         stats.count(taken.shard, 1, seqno=header.seqno, event_id=header.event_id, latency_ms=latency_ms)
         return latency_ms
 
-    def entry(self, group: Sequence[Taken], walk: Walk, upto: Seqno) -> AccountEntry:
-        """Return what is to stand beside the position `upto`, when this group is in the target."""
+    def entry(
+        self, group: Sequence[Taken], walk: Walk, upto: Seqno, missed: tuple[TableName, ...] = ()
+    ) -> AccountEntry:
+        """Return what is to stand beside the position `upto`, when this group is in the target.
+
+        `missed`: tables at which a dependency of the group was missed.
+        """
         whole = upto == walk.passed
         counters = self._stored + (self.pending if whole else Counters())
         changes = size = 0
@@ -105,7 +113,10 @@ class Accounts:
         counters.groups += bool(group)
         own = counters.transactions + counters.omitted - self._stored.transactions - self._stored.omitted
         counters.skipped += upto - walk.published - own
-        stats = msgspec.structs.replace(self._stats, shards=dict(self._stats.shards))
+        stats = msgspec.structs.replace(self._stats, shards=dict(self._stats.shards), reasons=dict(self._stats.reasons))
+        if missed:
+            counters.missed += 1
+            stats.missed_at = tuple(sorted({*stats.missed_at, *missed}))
         if stats.since < 0:
             stats.since = walk.published + 1
         stats.section = walk.run and walk.channel == 0

@@ -41,7 +41,9 @@ from tranlog.pipeline.applying.loading import LoadingTables, is_step
 from tranlog.pipeline.applying.log_mark import open_log
 from tranlog.pipeline.applying.owners import Owners
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.applying.write_owners import WriteOwners
 from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
+from tranlog.pipeline.rules.by_writes import Assigned, WritesWalk
 from tranlog.pipeline.rules.channels import (
     KEY_SHARD,
     SERIAL,
@@ -148,18 +150,16 @@ class Channel:
         self._next_count = 0.0
         self._backoff = Backoff(_RETRY_FIRST_S, _RETRY_MOST_S, clock.monotonic())
         self._chain: Chain | None = None
+        self._watched: Chain | None = None
         self._loading = LoadingTables(task.options.pipeline)
+        self._writes = WriteOwners(task, self._claim) if task.plan.by is ShardBy.WRITES else None
 
     def run(self) -> TaskResult:
         """Work until there is a reason to end, starting again from the position after each passing failure."""
         try:
+            clock, reconnect = self._clock, self._claim.reconnect
             end = retry(
-                lambda: self._go(*self._stand()),
-                self._backoff,
-                clock=self._clock,
-                again=self._again,
-                wait=self._clock.sleep,
-                reconnect=self._claim.reconnect,
+                self._work, self._backoff, clock=clock, again=self._again, wait=clock.sleep, reconnect=reconnect
             )
         except (TransientTargetError, TargetUnavailableError) as exc:
             failing_s = self._backoff.lasted(self._clock.monotonic())
@@ -171,11 +171,21 @@ class Channel:
             return self._result(TaskEnd.FAILED, exc)
         return self._result(end)
 
+    def _work(self) -> TaskEnd:
+        while True:
+            try:
+                return self._go(*self._stand())
+            except ConflictError as exc:
+                if self._writes is None or not self._writes.doubts(exc, self._group.taken, self._walk):
+                    raise
+
     def _again(self, exc: Failure, failing_s: float, pause_s: float) -> bool:
         if failing_s >= self._task.options.retry_s:
             return False
         logger.warning("target failed channel=%d retry_in_s=%.2f why=%s", self._task.channel, pause_s, exc)
         self._accounts.pending.retries += 1
+        if self._writes is not None:
+            self._writes.singly = self._walk.passed  # two that wait for each other's locks meet less with few rows
         return True
 
     def close(self) -> None:
@@ -191,30 +201,35 @@ class Channel:
 
     # --- from the position ---
 
-    def _stand(self) -> tuple[ReadableCursor, Owners]:
-        """Claim the channel and stand after its position in the log; return the cursor, and whose the shards are."""
+    def _stand(self) -> tuple[ReadableCursor, Owners | WriteOwners]:
+        """Claim the channel and stand after its position in the log; return the cursor, and whose what is."""
         task, claim, options = self._task, self._claim, self._task.options
         interval_s = options.max_offline_interval_s
         if options.filters and self._chain is None:
-            self._chain = Chain(options.filters, ddl_ignored=options.target.ddl == "ignore")
+            self._chain = chain = Chain(options.filters, ddl_ignored=options.target.ddl == "ignore")
+            self._watched = chain if chain.renames else None  # which must see every name
         if self._reader is None:
             self._reader = self._open_reader()
         row = claim.take()
-        header = self._check(self._reader, row)
-        every_name = self._chain is not None and self._chain.renames
-        owners = Owners(
-            task.plan,
-            claim.target,
-            pipeline=options.pipeline,
-            driver_token=task.driver_token,
-            check=claim.meet,
-            channel=task.channel if task.plan.by is ShardBy.RECORDED and not every_name else None,
-        )
-        owners.of_stored()
+        header = _check(self._reader, row, options.pipeline)
+        owners: Owners | WriteOwners
         run = False
-        if header is not None and (row.epoch != NO_EPOCH or row.event_id != ""):
-            run = owners.of(self._shard(header, self._reader.payload)) == SERIAL
-        self._walk = Walk(
+        if self._writes is not None:
+            owners = self._writes
+            run = owners.begin(self._reader, self._chain, row)
+        else:
+            owners = Owners(
+                task.plan,
+                claim.target,
+                pipeline=options.pipeline,
+                driver_token=task.driver_token,
+                check=claim.meet,
+                channel=task.channel if task.plan.by is ShardBy.RECORDED and self._watched is None else None,
+            )
+            owners.of_stored()
+            if header is not None and (row.epoch != NO_EPOCH or row.event_id != ""):
+                run = owners.of(self._shard(header, self._reader.payload)) == SERIAL
+        self._walk = (Walk if self._writes is None else WritesWalk)(
             channel=task.channel,
             channels=task.plan.channels,
             position=row.applied_seqno,
@@ -233,20 +248,6 @@ class Channel:
         self._meet()
         return cursor, owners
 
-    def _check(self, reader: Feed, row: ChannelRow) -> TransactionHeader | None:
-        """Return the header at the position. Raises when this log cannot go on after it."""
-        first = reader.range().first_seqno
-        verdict = check_position(row, first=first, header_at=reader.header)
-        match verdict:
-            case InLog():
-                return None if row.applied_seqno < first else reader.header(row.applied_seqno)
-            case Ahead(channel=channel, gtid=gtid, why=why):
-                raise TargetAheadError(pipeline=self._task.options.pipeline, channel=channel, gtid=gtid, why=why)
-            case PurgedAway(seqno=seqno):
-                raise reader.purged(Seqno(seqno))
-            case _:
-                assert_never(verdict)
-
     def _limit(self) -> Seqno | None:
         return nearest_limit(nearest_limit(self._task.until, self._found), self._claim.stop_at)
 
@@ -261,13 +262,13 @@ class Channel:
 
     # --- the loop ---
 
-    def _go(self, cursor: ReadableCursor, owners: Owners) -> TaskEnd:
+    def _go(self, cursor: ReadableCursor, owners: Owners | WriteOwners) -> TaskEnd:
         task, walk, group, clock = self._task, self._walk, self._group, self._clock
         idle_every = task.options.idle_every
-        known, foreign = owners.known, owners.foreign
-        at, move_on, next_header = walk.at, walk.move_on, cursor.next_header
+        known, foreign = (owners.known, owners.foreign) if isinstance(owners, Owners) else ({}, set())
+        at, move_on, next_header = _asked(walk), walk.move_on, cursor.next_header
         by_header = task.plan.by is ShardBy.RECORDED  # the recorded shard of a header is the plan's
-        watched = self._chain if self._chain is not None and self._chain.renames else None
+        watched = self._watched
 
         def here(_: Seqno) -> Payload:
             return cursor.current().payload()
@@ -312,40 +313,45 @@ class Channel:
             if watched is not None and header.tables:
                 watched.look_at(header.tables, ChangePlace(seqno, header.event_id))
             shard = header.shard_id if by_header else self._shard(header, here)
-            owner = known.get(shard)
-            if owner is None:
-                owner = owners.of(shard)
+            whose: int | Assigned | None = known.get(shard)
+            if whose is None:
+                whose = owners.of(shard) if isinstance(owners, Owners) else owners.assign(header)
+            owner, why = (whose, "") if isinstance(whose, int) else (whose.owner, whose.why)
             tstamp = header.tstamp
-            verdict: Verdict = at(seqno, owner, tstamp)
+            verdict: Verdict = at(seqno, whose, tstamp)
             while True:
                 match verdict:
                     case Skip():
                         break
                     case Take():
-                        if self._take(cursor, header, owner, shard):
+                        if self._take(cursor, header, owner, shard, why):
                             break
                         self._commit()  # what stands before it; then ask again, there may be a wish to stop
                     case Publish():
                         self._commit()
                     case Await():
-                        self._wait(seqno, owner, tstamp)
+                        self._wait(seqno, whose, tstamp)
                     case Finish():
                         return self._finish()
                     case _:
                         assert_never(verdict)
-                verdict = at(seqno, owner, tstamp)
-            move_on(seqno, owner)
+                verdict = at(seqno, whose, tstamp)
+            due = False
+            if isinstance(whose, int):
+                move_on(seqno, whose)
+            elif isinstance(owners, WriteOwners):
+                due = owners.pass_by(header, whose, walk, self._accounts.pending)
             if owner == SERIAL and walk.channel:
                 self._loading.forget()  # channel 0 may have taken a step of a load
             self._last = header
-            if group.full or walk.passed - walk.published >= idle_every:
+            if due or group.full or walk.passed - walk.published >= idle_every:
                 self._commit()
 
     def _finish(self) -> TaskEnd:
         self._commit()
         return TaskEnd.STOPPED if self._claim.stop_at == NO_SEQNO else TaskEnd.LIMIT
 
-    def _take(self, cursor: ReadableCursor, header: TransactionHeader, owner: int, shard: str) -> bool:
+    def _take(self, cursor: ReadableCursor, header: TransactionHeader, owner: int, shard: str, why: str) -> bool:
         """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
 
         `shard` is the plan's; under it the status counts the transaction, but for keys, which may be as many as rows.
@@ -356,11 +362,14 @@ class Channel:
         if self._left_out and header.seqno in self._left_out:
             accounts.pending += Counters(omitted=1)
             return True
-        serial = owner == SERIAL
+        serial = owner == SERIAL or bool(why)
         shard = (header.shard_id if shard.startswith(KEY_SHARD) else shard) or UNKNOWN_SHARD
-        taken = Taken(header, shard=shard, serial=serial, opens=serial and not self._walk.run)
+        taken = Taken(header, shard=shard, serial=serial, opens=owner == SERIAL and not self._walk.run, why=why)
         if chain is not None:
-            if not self._is_due(header, chain.delay_ms):
+            wait_s = (header.tstamp + chain.delay_ms - self._clock.now_ms()) / 1000 if chain.delay_ms else 0.0
+            if wait_s > 0:
+                if not group.taken:  # no longer than positions may be silent: there may be a wish to stop
+                    self._clock.sleep(max(0.0, min(wait_s, self._next_sync - self._clock.monotonic())))
                 return False
             if chain.drops(header.tables, header.shard_id):
                 accounts.passed(taken, filtered=1)
@@ -394,19 +403,6 @@ class Channel:
             accounts.passed(taken, filtered=int(bool(whole)))
             return True
         return group.put(taken, metadata, changes)
-
-    def _is_due(self, header: TransactionHeader, delay_ms: int) -> bool:
-        """Whether a delayed transaction's time has come. Where not, and nothing is owed, wait for a part of it."""
-        if not delay_ms:
-            return True
-        clock = self._clock
-        wait_s = (header.tstamp + delay_ms - clock.now_ms()) / 1000
-        if wait_s <= 0:
-            return True
-        if not self._group.taken:
-            # No longer than positions may be silent: then the meeting is read again, and a wish to stop with it.
-            clock.sleep(max(0.0, min(wait_s, self._next_sync - clock.monotonic())))
-        return False
 
     # --- at the target ---
 
@@ -450,7 +446,9 @@ class Channel:
     def _move(self, group: list[Taken], header: Named, upto: Seqno) -> None:
         """Move the position to `header`'s transaction, `upto`, with the rows of `group` in one target transaction."""
         task, walk, clock, target = self._task, self._walk, self._clock, self._claim.target
-        entry = self._accounts.entry(group, walk, upto)
+        writes = self._writes
+        missed = () if writes is None or len(group) != 1 else writes.missed(group[0].header)
+        entry = self._accounts.entry(group, walk, upto, missed)
         advance = Advance(
             pipeline=task.options.pipeline,
             channel=task.channel,
@@ -462,6 +460,7 @@ class Channel:
             event_id=header.event_id,
             tstamp=header.tstamp,
             stats=entry.text(),
+            plan=None if writes is None else writes.plan_for(upto),
         )
         if group:
             began = clock.monotonic()
@@ -473,6 +472,8 @@ class Channel:
             self._accounts.book(entry)
         self._backoff.over()
         walk.published_up_to(upto, header.tstamp)
+        if writes is not None:
+            writes.moved(upto)
 
     def _meet(self) -> None:
         """Learn where the others stand and what the driver asks for. Raises ReplacedError."""
@@ -482,9 +483,11 @@ class Channel:
         self._backoff.answered_s = self._clock.monotonic()
         self._next_sync = self._backoff.answered_s + self._task.options.sync_interval_s
 
-    def _wait(self, seqno: Seqno, owner: int, tstamp: int) -> None:
+    def _wait(self, seqno: Seqno, whose: int | Assigned, tstamp: int) -> None:
         """Read the meeting until the walk may go on at this transaction, or is to do something else."""
-        walk, clock, accounts = self._walk, self._clock, self._accounts
+        at, clock, accounts = _asked(self._walk), self._clock, self._accounts
+        serial = (whose if isinstance(whose, int) else whose.owner) == SERIAL
+        accounts.pending.held += self._writes is not None and not serial
         started = clock.monotonic()
         publish_at = started + min(_TELL_AFTER_S, self._task.options.sync_interval_s)
         pause = _POLL_FIRST_S
@@ -492,12 +495,12 @@ class Channel:
         accounts.pending.waits += 1
         while True:
             self._meet()
-            verdict = walk.at(seqno, owner, tstamp)
+            verdict = at(seqno, whose, tstamp)
             if not isinstance(verdict, Await):
                 break
             now = clock.monotonic()
             if now >= publish_at:
-                accounts.waiting = Waiting(verdict.seqno, owner == SERIAL, verdict.channels)
+                accounts.waiting = Waiting(verdict.seqno, serial, verdict.channels)
                 accounts.spent("wait_us")
                 self._tell()
                 publish_at = clock.monotonic() + self._task.options.sync_interval_s
@@ -518,6 +521,26 @@ class Channel:
             if self._walk.passed > self._walk.published:
                 raise
             logger.debug("not told how it stands channel=%d why=%s", self._task.channel, exc)
+
+
+def _asked(walk: Walk) -> Callable[..., Verdict]:
+    """Return what is asked for the next step: of the seqno, whose it is, and its commit time."""
+    return walk.step if isinstance(walk, WritesWalk) else walk.at
+
+
+def _check(reader: Feed, row: ChannelRow, pipeline: str) -> TransactionHeader | None:
+    """Return the header at a channel's position. Raises when this log cannot go on after it."""
+    first = reader.range().first_seqno
+    verdict = check_position(row, first=first, header_at=reader.header)
+    match verdict:
+        case InLog():
+            return None if row.applied_seqno < first else reader.header(row.applied_seqno)
+        case Ahead(channel=channel, gtid=gtid, why=why):
+            raise TargetAheadError(pipeline=pipeline, channel=channel, gtid=gtid, why=why)
+        case PurgedAway(seqno=seqno):
+            raise reader.purged(Seqno(seqno))
+        case _:
+            assert_never(verdict)
 
 
 def content_of(transaction: ReadableTransaction) -> Content:

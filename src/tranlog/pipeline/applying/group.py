@@ -55,20 +55,21 @@ class Taken:
     """One transaction that is the channel's; a stream is counted while it passes.
 
     `shard`: under which the status counts it. `opens`: whether it opens a serial section. `load`: what it does as a
-    step of a load; `loading`: the tables of which only some changes count yet.
+    step of a load; `loading`: the tables of which only some changes count yet. `why`: by write sets, why it ran alone.
     """
 
-    __slots__ = ("bytes", "changes", "header", "load", "loading", "opens", "serial", "shard", "unit")
+    __slots__ = ("bytes", "changes", "header", "load", "loading", "opens", "serial", "shard", "unit", "why")
 
     unit: ApplyUnit
 
-    def __init__(self, header: TransactionHeader, *, shard: str, serial: bool, opens: bool) -> None:
+    def __init__(self, header: TransactionHeader, *, shard: str, serial: bool, opens: bool, why: str = "") -> None:
         self.header = header
         self.shard = shard
         self.changes = 0
         self.bytes = header.data_length
         self.serial = serial
         self.opens = opens
+        self.why = why
         self.load: LoadUnit | None = None
         self.loading: Loads = {}
 

@@ -157,7 +157,7 @@ class Lease:
         )
         self.held = True
         self._channels = len(plan.rows)
-        self._holding.begin(restart_seqno(plan.rows), self._words)
+        self._holding.begin(self._needed_after(plan.rows), self._words)
         return plan
 
     def leave_out(self, ranges: SeqnoRanges) -> None:
@@ -187,7 +187,12 @@ class Lease:
         """Tell the log how far the target is; and, when no task is left, whether it is anywhere."""
         begun = self.held or not applied_nothing(rows, first=self._reader.range().first_seqno)
         applied = None if self.held else max((row.applied_seqno for row in rows), default=NO_SEQNO)
-        self._holding.renew(restart_seqno(rows), self._words, begun=begun, applied=applied)
+        self._holding.renew(self._needed_after(rows), self._words, begun=begun, applied=applied)
+
+    def _needed_after(self, rows: Sequence[ChannelRow]) -> Seqno:
+        """Return after which seqno the log is needed: a restart by write sets reads the headers since the plan."""
+        restart, begin = restart_seqno(rows), self._target.positions.plans_begin(self._options.pipeline)
+        return restart if begin is None else min(restart, begin)
 
     def release(self, error: TranlogError | None = None) -> None:
         """Leave the pipeline to nobody: it also ends whatever task of this run might still be at work.

@@ -26,6 +26,7 @@ from tranlog.pipeline.filters.filters import (
     Refusal,
     TableFilter,
     change_table,
+    changes_rows,
     check_filters,
     describe,
     renamed,
@@ -124,6 +125,19 @@ class Chain:
             self._looked_at.clear()
         self._looked_at.add(tables)
 
+    def home(self, table: TableName) -> TableName | None:
+        """Return a table's name after the filters, None where they leave it out. Raises TargetTableError as `look_at`.
+
+        What a function does is not known here.
+        """
+        return table if self._names is None else self._names.name(table, NOWHERE)
+
+    def hides(self, table: TableName) -> str:
+        """Say what the filters do to a table's rows so that their keys are not the source's; empty for nothing."""
+        if self.functions:
+            return self.functions[0]
+        return "a filter changes its rows" if self._names is not None and self._names.changes_rows(table) else ""
+
     def stream(self, changes: Iterable[Change], place: ChangePlace = NOWHERE) -> Iterator[Change]:
         """Yield what is left of a transaction's changes, in order.
 
@@ -210,6 +224,10 @@ class _TableStep:
                 )
         self._names[name] = found
         return found
+
+    def changes_rows(self, name: TableName) -> bool:
+        """Whether these filters change a table's columns or rows, beside its name."""
+        return changes_rows((one for _, one in self._filters), name)
 
     def table(self, found: FilteredTable, place: ChangePlace) -> FilteredTable | None:
         """Return a table after these filters. Raises FilterError."""

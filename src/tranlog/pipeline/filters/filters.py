@@ -409,6 +409,24 @@ def renamed(filters: Iterable[TableFilter], name: TableName) -> TableName | None
     return found
 
 
+def changes_rows(filters: Iterable[TableFilter], name: TableName) -> bool:
+    """Whether any of these filters changes the columns or the rows of a table, beside its name."""
+    for one in filters:
+        match one:
+            case DropColumns(table=pattern) | MaskColumns(table=pattern) if matches(pattern, name):
+                return True
+            case Rename(table=pattern, column=column) if column and matches(pattern, name):
+                return True
+            case PresentRows(tables=patterns) if any(matches(pattern, name) for pattern in patterns):
+                return True
+            case _:
+                after = rename(one, name)
+                if after is None:
+                    return False
+                name = after
+    return False
+
+
 def change_table(one: TableFilter, found: FilteredTable) -> FilteredTable | None:
     """Return a table after a filter, None where the filter leaves it out. Raises Refusal."""
     name = (found.table.schema, found.table.table)

@@ -9,9 +9,9 @@ restart, whatever the target looks like by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -19,13 +19,28 @@ from tranlog.change import TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
-from tranlog.write_set import ANYTHING, TOUCHES_MAX, Use, WriteKind, WriteSet
+from tranlog.target.target import TargetKeys
+from tranlog.write_set import (
+    ANYTHING,
+    TOUCHES_MAX,
+    Operations,
+    Use,
+    WriteKind,
+    WriteSet,
+    key_id,
+    reference_id,
+)
 
 NOBODY: Final = -2
 """The owner of a transaction without changes: every channel passes over it."""
 
 RULE_VERSION: Final = 1
 """Of the assignment. Another result for the same headers is another version."""
+TABLES_MAX: Final = 1_000
+"""A plan that would hold more tables than this begins with those that were touched since the last one."""
+
+Writes: TypeAlias = WriteSet | str | None
+"""What a header tells: a text says why its rows are applied alone whatever they are; None: nothing is told."""
 
 
 # --- the plan --------------------------------------------------------------------------------------------
@@ -42,6 +57,27 @@ class PlannedTable:
     keys: tuple[int, ...] = ()
     why: str = ""
     serial_on: int = int(ANYTHING)
+
+
+def planned_table(
+    name: TableName, found: TargetKeys, sources: Mapping[TableName, TableName], independent: Collection[str]
+) -> PlannedTable:
+    """Return what a plan says of the source's table `name`, as the target has it.
+
+    `sources`: the source's tables by their names at the target, in lower case; `independent` names triggers that read
+    and write nothing that another transaction may touch.
+    """
+    triggers = [trigger for trigger in found.triggers if trigger not in independent]
+    why, serial_on = found.why, ANYTHING
+    if not why and triggers:
+        why = f"trigger {', '.join(triggers)}"
+    if not why and found.actions:
+        why, serial_on = found.actions, Operations.DELETE | Operations.REKEY
+    keys = {key_id(name, columns) for columns in found.unique}
+    for columns, to, to_columns in found.references:
+        there = sources.get((to[0].lower(), to[1].lower()), to)
+        keys.add(reference_id(name, columns, there, to_columns))
+    return PlannedTable(table=name, keys=tuple(sorted(keys)), why=why, serial_on=int(serial_on))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +114,11 @@ class WritesPlan:
     bounds: WritesBounds = WritesBounds()
     version: int = RULE_VERSION
 
+    def serial_tables(self) -> dict[str, str]:
+        """Return the tables whose transactions run alone, with the reason."""
+        told = {".".join(one.table): one.why for one in self.tables if one.why}
+        return told | {".".join(table): "a dependency was missed" for table in self.missed}
+
     def text(self) -> str:
         """Return the plan as `tranlog_plan.plan` stores it."""
         return msgspec.json.encode(self).decode()
@@ -110,13 +151,15 @@ class Assigned:
     """Who applies a transaction: a channel, SERIAL or NOBODY; after which others.
 
     `waits`: the transactions, channel and seqno, that must be in the target before. `point`: another plan begins after
-    it. `why`: what makes it serial, or would on more channels than one.
+    it. `why`: what makes it serial, or would on more channels than one. `doubted`: it met a conflict while others had
+    not applied everything before it, and is taken when they have.
     """
 
     owner: int
     waits: tuple[tuple[int, Seqno], ...] = ()
     point: bool = False
     why: str = ""
+    doubted: bool = False
 
 
 _NOBODY: Final = Assigned(owner=NOBODY)
@@ -141,24 +184,35 @@ class Assignment:
         self._counted = 0 if plan is None else plan.counted
         self._serial = 0 if plan is None else plan.serial
         self._entries = 0
+        self.lacking: set[TableName] = set()
+        """Tables that headers have named since, and that the plan does not know."""
         # By hash the last transaction with that use: its seqno and channel. A KEY hides all others before it.
         self._keys: dict[int, tuple[Seqno, int]] = {}
         self._rows: dict[int, tuple[Seqno, int]] = {}
         # By hash and channel, since one REFERENCE does not wait for another.
         self._references: dict[int, dict[int, Seqno]] = {}
 
-    def assign(self, seqno: Seqno, writes: WriteSet | None) -> Assigned:
-        """Return who applies the next transaction; `writes` None: its header does not tell what it wrote."""
+    def assign(self, seqno: Seqno, writes: Writes) -> Assigned:
+        """Return who applies the next transaction."""
         plan = self.plan
+        lacking = 0
+        if isinstance(writes, WriteSet):
+            for written in writes.tables:
+                if written.table not in self._tables:
+                    self.lacking.add(written.table)
+                    lacking += 1
         if plan is None:
             return Assigned(owner=SERIAL, point=True, why="there is no plan yet")
         why = self._serial_for(plan, writes)
-        nothing = writes is not None and not why and not writes.changes
+        nothing = isinstance(writes, WriteSet) and not why and not writes.changes
         if not nothing:
             self._counted += 1
             self._serial += why != ""
-        unseen = writes is None or writes.kind is WriteKind.STATEMENT  # it may have changed the target's tables
-        point = seqno % plan.bounds.every == 0 or self._entries >= plan.bounds.entries or (unseen and not plan.alone)
+        # It may have changed the target's tables; or the next plan knows its table.
+        unseen = writes is None or lacking or (isinstance(writes, WriteSet) and writes.kind is WriteKind.STATEMENT)
+        point = (
+            seqno % plan.bounds.every == 0 or self._entries >= plan.bounds.entries or bool(unseen and not plan.alone)
+        )
         if point:
             return Assigned(owner=SERIAL, point=True, why=why or "a plan begins")
         if nothing:
@@ -167,7 +221,7 @@ class Assignment:
             return Assigned(owner=0, why=why)
         if why:
             return Assigned(owner=SERIAL, why=why)
-        assert writes is not None
+        assert isinstance(writes, WriteSet)
         earlier = self._earlier(writes.touches)
         channel = self._channel_for(plan, earlier)
         self._note(seqno, channel, writes)
@@ -177,10 +231,12 @@ class Assignment:
                 last[its_channel] = max(its_seqno, last.get(its_channel, its_seqno))
         return Assigned(owner=channel, waits=tuple(sorted(last.items())))
 
-    def _serial_for(self, plan: WritesPlan, writes: WriteSet | None) -> str:
+    def _serial_for(self, plan: WritesPlan, writes: Writes) -> str:
         """Say why a transaction must run alone; empty: it need not."""
         if writes is None:
             return "its header has no write set"
+        if isinstance(writes, str):
+            return writes
         if writes.kind is not WriteKind.ROWS:
             return _SERIAL_KINDS[writes.kind]
         for written in writes.tables:
@@ -234,6 +290,11 @@ class Assignment:
             else:
                 self._references.setdefault(value, {})[channel] = seqno
 
+    def next_tables(self) -> set[TableName]:
+        """Return the tables that the next plan is to know."""
+        known = self._tables.keys() | self.lacking
+        return known if len(known) <= TABLES_MAX else self.lacking
+
     def next_plan(self, point: Seqno, today: WritesPlan, missed: Iterable[TableName] = ()) -> WritesPlan:
         """Return the plan for what comes after `point`, the plan point just assigned.
 
@@ -252,9 +313,7 @@ class Assignment:
         )
 
 
-def resume(
-    plan: WritesPlan | None, position: Seqno, writes_of: Callable[[Seqno], WriteSet | None]
-) -> tuple[Assignment, bool]:
+def resume(plan: WritesPlan | None, position: Seqno, writes_of: Callable[[Seqno], Writes]) -> tuple[Assignment, bool]:
     """Return the assignment as it is after `position`, and whether the transaction there is serial.
 
     `plan` is the one in force there; the headers since it are read again by `writes_of`.
@@ -285,6 +344,9 @@ class WritesWalk(Walk):
             for channel, one in assigned.waits:
                 if self._applied.get(channel, -2) < one:
                     return Publish(seqno=self.passed) if self.owes else Await(channels=(channel,), seqno=one)
+            if assigned.doubted:
+                wait = self.doubt(seqno, assigned)
+                return verdict if wait is None else Publish(seqno=self.passed) if self.owes else wait
         return verdict
 
     def pass_by(self, seqno: Seqno, assigned: Assigned) -> Publish | None:

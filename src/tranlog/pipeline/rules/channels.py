@@ -61,6 +61,8 @@ class ShardBy(enum.StrEnum):
     TABLE = "table"
     """The schema, or the table, that the header names as touched. Foreign keys join no tables here, as they do at
     capture: the header does not know them."""
+    WRITES = "writes"
+    """No shard: a transaction goes to any channel, and waits for those before it that touched the same keys."""
     KEY = "key"
     """The value of a column of each table. Every channel decodes every transaction of the tables that have one."""
 
@@ -75,7 +77,9 @@ class ShardPlan:
 
     `serial` names shards that run alone, as `#UNKNOWN` does; `mapping` sends a shard to a channel, sorted by shard;
     `default` is the channel of every shard that is in neither, in the place of `rule`. `keys` (by `key`) names the
-    column of each table, `schema.table`, sorted; a table without one is a shard of its own.
+    column of each table, `schema.table`, sorted; a table without one is a shard of its own. `triggers` (by `writes`)
+    are those at the target that read and write nothing that another transaction may touch, sorted; `filters` is a hash
+    of the pipeline's.
     """
 
     channels: int
@@ -85,6 +89,8 @@ class ShardPlan:
     default: int | None = None
     by: ShardBy = ShardBy.RECORDED
     keys: tuple[tuple[str, str], ...] = ()
+    triggers: tuple[str, ...] = ()
+    filters: str = ""
 
     def check(self) -> None:
         """Raise ConfigError for a plan that cannot work."""
@@ -96,6 +102,11 @@ class ShardPlan:
         if (self.by is ShardBy.KEY) != bool(self.keys):
             why = 'shards by "key" need a column for at least one table, and no others may name any'
             raise ConfigError(option="shard keys", value=dict(self.keys), why=why)
+        if self.by is ShardBy.WRITES and (self.mapping or self.default is not None):
+            why = 'by = "writes" gives no shard a channel; take out `channels` and `default`, or name another rule'
+            raise ConfigError(option="shard by", value=self.by.value, why=why)
+        if self.by is not ShardBy.WRITES and self.triggers:
+            raise ConfigError(option="independent_triggers", value=self.triggers, why='needs by = "writes"')
         for shard, channel in self.mapping:
             if not 0 <= channel < self.channels:
                 why = f"channels are numbered 0 to {self.channels - 1}"
@@ -117,6 +128,10 @@ class ShardPlan:
             fields["by"] = self.by.value
         if self.keys:
             fields["keys"] = dict(sorted(self.keys))
+        if self.triggers:
+            fields["triggers"] = list(self.triggers)
+        if self.filters:
+            fields["filters"] = self.filters
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -132,6 +147,8 @@ class ShardPlan:
                 default=None if fields.get("default") is None else int(fields["default"]),
                 by=ShardBy(fields.get("by", ShardBy.RECORDED)),
                 keys=tuple(sorted((str(k), str(v)) for k, v in fields.get("keys", {}).items())),
+                triggers=tuple(map(str, fields.get("triggers", ()))),
+                filters=str(fields.get("filters", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             why = "the target's tranlog_pipeline row does not hold a rule of this release; take the pipeline over anew"
@@ -142,6 +159,8 @@ class ShardPlan:
 
         A pure function of the header's shard and of what is stored: every channel gets the same answer.
         """
+        if self.by is ShardBy.WRITES:
+            return SERIAL if shard_id in self.serial else None
         if not shard_id or shard_id == UNKNOWN_SHARD or shard_id in self.serial:
             return SERIAL
         if self.channels == 1:
@@ -171,7 +190,7 @@ class ShardPlan:
         and of one with a statement, so another rule than the recorded one decodes those that may turn out to lie in one
         shard.
         """
-        if self.by is ShardBy.RECORDED:
+        if self.by in (ShardBy.RECORDED, ShardBy.WRITES):
             return header.shard_id
         found = self._shard_by_tables(header.shard_id, header.tables)
         if found is not None:
@@ -236,12 +255,16 @@ class PlanOptions:
     default: int | None = field(default=None, metadata={"example": 0, "default": "by the assignment"})
     """The channel of every shard that is in neither, in the place of the assignment rule."""
     by: ShardBy = ShardBy.RECORDED
-    """What makes a shard for the pipeline: `recorded` (what capture stored), `schema`, `table` or `key`."""
+    """What makes a shard for the pipeline: `recorded` (what capture stored), `schema`, `table` or `key`. `writes`: no
+    shard; transactions run at once unless they touch the same keys, by what capture noted of each."""
     keys: dict[str, str] = field(default_factory=dict, metadata={"needs": 'by = "key"'})
     """The column of each table, `schema.table`, whose value is the shard, where `by` is KEY."""
+    independent_triggers: tuple[str, ...] = field(default=(), metadata={"needs": 'by = "writes"', "example": ["audit"]})
+    """Triggers at the target that read and write nothing that another transaction may touch, by their names. Any other
+    makes the transactions of its table run alone."""
 
-    def plan(self, channels: int) -> ShardPlan:
-        """Return the plan for so many channels."""
+    def plan(self, channels: int, filters: str = "") -> ShardPlan:
+        """Return the plan for so many channels; `filters` is a hash of the pipeline's."""
         return ShardPlan(
             channels=channels,
             rule=self.assignment,
@@ -250,6 +273,8 @@ class PlanOptions:
             default=self.default,
             by=self.by,
             keys=tuple(sorted(self.keys.items())),
+            triggers=tuple(sorted(self.independent_triggers)),
+            filters=filters if self.by is ShardBy.WRITES else "",
         )
 
 

@@ -21,7 +21,7 @@ import msgspec
 from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.rules.rollback import FOLLOWERS
-from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.target.target import ChannelRow, PipelineRow
 
 
@@ -243,7 +243,8 @@ def _find_lost(
         return None
     missing = set(range(pipeline.channels)) - stored.keys()
     if missing:
-        one = "" if not stored else f" --channel {min(missing)}"
+        by = ShardPlan.parse(pipeline.shard_rule, channels=pipeline.channels).by
+        one = "" if not stored or by is ShardBy.WRITES else f" --channel {min(missing)}"
         why = f"tranlog_channel has no row of its {_channels(missing)}, of {pipeline.channels}"
         remedy = f"{_RESTORE}{_COMPARE}SEQNO{one}`"
         if not stored:
@@ -323,7 +324,8 @@ class Counters:
     that the operator had left out. Where the time went, in microseconds: reading and waiting for a group to fill
     (`read`), in filters, at the target before its COMMIT (`apply`) and in it, publishing and meeting (`other`), without
     anything to read (`idle`), waiting for other channels (`wait`). What a target transaction took is only known after
-    it, and stored with the next position.
+    it, and stored with the next position. By write sets: `depended` on a transaction of another channel, were `held` by
+    it, and conflicts that were gone when the others had come (`missed` dependencies).
     """
 
     transactions: int = 0
@@ -345,6 +347,9 @@ class Counters:
     other_us: int = 0
     idle_us: int = 0
     wait_us: int = 0
+    depended: int = 0
+    held: int = 0
+    missed: int = 0
 
     def given(self) -> dict[str, int]:
         """Return those that are not 0, by name."""
@@ -374,6 +379,8 @@ class Counters:
 
 _ERROR_MOST: Final = 2_000
 """Characters of an error's message that are kept: its beginning, and its end, which says what to do."""
+REASONS_TOLD_MAX: Final = 32
+"""How many reasons for serial transactions a channel tells apart."""
 SHARDS_TOLD_MAX: Final = 64
 """How many shards a channel tells apart in its stats; the longest silent one makes room for a new one."""
 
@@ -419,8 +426,9 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     `since`: the first seqno that is counted. `block`: how many source transactions the last target transaction had,
     `block_us` how long it took. `latency_ms`: from the source's commit to the target's, of the last one applied.
     `section`: the channel was inside a serial section when it published. `waiting`: for what, if it waited then.
-    `shards`, the most recently applied last. `earlier`, of channel 0: the sums of the plans before. `error`, of channel
-    0: why the run ended.
+    `shards`, the most recently applied last. `reasons`: why transactions ran alone, and how many. `missed_at`: tables
+    of which a write set has not told everything. `earlier`, of channel 0: the sums of the plans before. `error`, of
+    channel 0: why the run ended.
     """
 
     since: int = NO_SEQNO
@@ -430,6 +438,8 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     section: bool = False
     waiting: Waiting | None = None
     shards: dict[str, ShardCount] = {}
+    reasons: dict[str, int] = {}
+    missed_at: tuple[tuple[str, str], ...] = ()
     earlier: dict[str, int] = {}
     error: LastError | None = None
 
@@ -440,6 +450,11 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.shards[shard] = ShardCount(done, seqno, latency_ms, event_id)
         if len(self.shards) > SHARDS_TOLD_MAX:
             del self.shards[next(iter(self.shards))]
+
+    def count_reason(self, why: str) -> None:
+        """Note why a transaction ran alone."""
+        if why in self.reasons or len(self.reasons) < REASONS_TOLD_MAX:
+            self.reasons[why] = self.reasons.get(why, 0) + 1
 
     def text(self, counters: Counters) -> str:
         """Return the JSON text that the target stores, counters and all."""

@@ -27,11 +27,12 @@ from tranlog.pipeline.applying.in_flight import read_in_flight
 from tranlog.pipeline.applying.key_shards import key_notes
 from tranlog.pipeline.driving.report import how_far
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.by_writes import WritesPlan
+from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.status import LogState, PipelineState, Status, channel_states, class_name
 from tranlog.target.options import is_there, open_target
-from tranlog.target.target import NOBODY, ChannelRow
+from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
 _VERSION: Final = importlib.metadata.version("tranlog")
 _LOG_CLASS: Final = "tranlog.log.writing.log.Log"
@@ -139,10 +140,18 @@ def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: b
             target=target.where,
             target_class=class_name(target),
             assignment=target.positions.read_assignment(name),
+            writes=_newest_plan(target, row),
         )
         return state, rows, before, watched_s
     finally:
         target.close()
+
+
+def _newest_plan(target: Target, row: PipelineRow | None) -> WritesPlan | None:
+    if row is None or ShardPlan.parse(row.shard_rule, channels=row.channels).by is not ShardBy.WRITES:
+        return None
+    stored = target.positions.read_plans(row.pipeline)
+    return WritesPlan.parse(stored[max(stored)]) if stored else None
 
 
 def log_state(reader: ReadableLog, options: LogOptions, *, whole: bool = False) -> LogState:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.ids import NO_EPOCH, NO_SEQNO
 from tranlog.log.options import LogOptions
+from tranlog.pipeline.rules.by_writes import WritesPlan
 from tranlog.pipeline.rules.progress import (
     ChannelStats,
     Counters,
@@ -151,7 +152,8 @@ class PipelineState:
     """A pipeline by the target's tables. `row` is None where it never ran; `target` where that is not made yet.
 
     `running`: None where nobody watched and its process was not asked. `lag` is None where the log cannot be read;
-    `next_shard`: of the first transaction that is not applied, None for none. `kept_error`: why its last run ended, as
+    `next_shard`: of the first transaction that is not applied, None for none. `writes`: the plan by write sets, the
+    newest that is stored, None by another rule. `kept_error`: why its last run ended, as
     its process keeps it beside the log.
     """
 
@@ -161,6 +163,7 @@ class PipelineState:
     target: str | None = None
     target_class: str = "tranlog.target.target.Target"
     assignment: Mapping[str, int] = field(default_factory=dict)
+    writes: WritesPlan | None = None
     channels: tuple[ChannelState, ...] = ()
     lag: Lag | None = None
     next_shard: str | None = None

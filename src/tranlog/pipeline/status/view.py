@@ -331,6 +331,32 @@ class ChannelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WritesView:
+    """What one channel did by write sets.
+
+    Of its transactions `dependedCount` depended on one of another channel, for which `waitedCount` waited;
+    `waitSeconds`: for serial ones too. `missedDependencies`: conflicts that were gone when the others had come.
+    """
+
+    channel: int
+    eventCount: int
+    rowChanges: int
+    dependedCount: int
+    waitedCount: int
+    waitSeconds: float
+    serialCount: int
+    missedDependencies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialView:
+    """Why transactions run alone by write sets, the table first where it is one's, and how many did."""
+
+    why: str
+    eventCount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchView:
     """Something that somebody waits for, or that ends the run. `matched` by task, as the ancestor prints it."""
 
@@ -352,6 +378,8 @@ class PipelineStatus:
     queue: ParallelQueueStore
     tasks: tuple[TaskView, ...]
     shards: tuple[ShardView, ...]
+    writes: tuple[WritesView, ...]
+    serial: tuple[SerialView, ...]
     stages: tuple[StageView, ...]
     channels: tuple[ChannelView, ...]
     watches: tuple[WatchView, ...]
@@ -371,6 +399,8 @@ def pipeline_status(status: Status) -> PipelineStatus:
         queue=_show(ParallelQueueStore, pipeline, intervalGuard=_interval_guard(pipeline)),
         tasks=tuple(_show(TaskView, one, cancelled=stopping) for one in pipeline.channels),
         shards=tuple(_show(ShardView, one) for one in pipeline.shards),
+        writes=tuple(_writes_views(pipeline)),
+        serial=tuple(_serial_views(pipeline)),
         stages=(_show(StageView, pipeline),),
         channels=tuple(_channel_views(pipeline)),
         watches=tuple(_watch_views(status.process, pipeline)),
@@ -400,12 +430,44 @@ def _channel_views(pipeline: PipelineState) -> Iterator[ChannelView]:
         return
     plan = ShardPlan.parse(pipeline.row.shard_rule, channels=pipeline.row.channels)
     names = {*pipeline.assignment, *plan.serial, *(shard for shard, _ in plan.mapping)}
-    if plan.by is not ShardBy.KEY:  # then those that are counted are not the plan's
+    if plan.by not in (ShardBy.KEY, ShardBy.WRITES):  # then those that are counted are not the plan's
         names |= {one.shard for one in pipeline.shards}
     for shard in sorted(names):
         owner = plan.owner(shard, pipeline.assignment)
         if owner is not None:
             yield ChannelView(shard_id=shard, channel=max(owner, 0), serial=owner == SERIAL)
+
+
+def _writes_views(pipeline: PipelineState) -> Iterator[WritesView]:
+    if pipeline.writes is None:
+        return
+    for one in pipeline.channels:
+        counted = one.counters
+        yield WritesView(
+            channel=one.row.channel,
+            eventCount=counted.transactions,
+            rowChanges=counted.changes,
+            dependedCount=counted.depended,
+            waitedCount=counted.held,
+            waitSeconds=counted.wait_ms / 1000,
+            serialCount=counted.serial,
+            missedDependencies=counted.missed,
+        )
+
+
+def _serial_views(pipeline: PipelineState) -> Iterator[SerialView]:
+    plan = pipeline.writes
+    if plan is None:
+        return
+    counted: dict[str, int] = {}
+    for one in pipeline.channels:
+        for why, count in one.stats.reasons.items():
+            counted[why] = counted.get(why, 0) + count
+    if plan.alone:
+        yield SerialView(why="channel 0 runs alone: too many were serial before", eventCount=0)
+    reasons = {f"{table}: {why}" for table, why in plan.serial_tables().items()} | counted.keys()
+    for why in sorted(reasons):
+        yield SerialView(why=why, eventCount=counted.get(why, 0))
 
 
 def _watch_views(process: OperationState | None, pipeline: PipelineState) -> Iterator[WatchView]:
@@ -450,6 +512,8 @@ def view(name: ViewName, status: PipelineStatus) -> list[Any]:
             return [status.pipeline]
         case "stores":
             return [*([] if status.log is None else [status.log]), status.queue]
+        case "shards":
+            return [*status.shards, *status.writes, *status.serial]
         case _:
             return list(getattr(status, name))
 

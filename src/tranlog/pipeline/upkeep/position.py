@@ -16,7 +16,7 @@ from tranlog.header import TransactionHeader
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogRange
-from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.target.options import TargetOptions, is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
@@ -130,6 +130,10 @@ def set_position(
     """
     row = _stand_still(target, pipeline, clock=clock, watch_s=watch_s, take_over=take_over)
     channels = plan.channels if row is None or not row.channels else row.channels
+    by_writes = (plan if row is None else ShardPlan.parse(row.shard_rule, channels=channels)).by is ShardBy.WRITES
+    if by_writes and channel is not None and row is not None:
+        why = 'by = "writes" divides transactions from one seqno for all channels; set the position of all'
+        raise ConfigError(option="--channel", value=channel, why=why)
     if row is None and channel is not None:  # whose plan is lost, and who has channels
         channels = max([channels, *[one.channel + 1 for one in target.positions.read_channels(pipeline)]])
 
@@ -143,7 +147,7 @@ def set_position(
         _take(target, pipeline, row, plan, channels, None, keep_assignment=True)
         row = target.positions.read_pipeline(pipeline)
     move = plan_move()
-    _take(target, pipeline, row, plan, channels, move.after, keep_assignment=True)
+    _take(target, pipeline, row, plan, channels, move.after, keep_assignment=channel is not None or not by_writes)
     return move
 
 

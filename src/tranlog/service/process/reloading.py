@@ -20,7 +20,10 @@ from tranlog.service.process.operating import ReadAgain
 PLAN_KEYS: Final = frozenset(
     {
         "pipeline.channels",
-        *(f"shards.{key}" for key in ("assignment", "by", "channels", "default", "keys", "list", "serial")),
+        *(
+            f"shards.{key}"
+            for key in ("assignment", "by", "channels", "default", "independent_triggers", "keys", "list", "serial")
+        ),
     }
 )
 """The keys that a running process takes up."""

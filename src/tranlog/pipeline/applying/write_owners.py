@@ -1,0 +1,245 @@
+"""Whose each transaction is by what it writes: the plan as the target has it, and the assignment computed from it.
+
+Owns reading the stored plan, reading the headers since it again, and making the next one at a plan point. The rule is
+`by_writes`'s. The hard idea: only channel 0 ever looks at the target's tables, inside the target transaction that moves
+its position to the plan point; so whoever finds that position finds the plan, and nobody asks the target again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from tranlog.change import TableName
+from tranlog.errors import ConflictError, PurgedError, TargetPositionError
+from tranlog.header import TransactionHeader
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.reading.readable import ReadableCursor
+from tranlog.log.reading.reader import LogRange
+from tranlog.pipeline.applying.claim import Claim
+from tranlog.pipeline.applying.group import Taken
+from tranlog.pipeline.applying.task import ChannelTask
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.rules.by_writes import (
+    Assigned,
+    Assignment,
+    PlannedTable,
+    Writes,
+    WritesBounds,
+    WritesPlan,
+    WritesWalk,
+    in_force,
+    planned_table,
+    resume,
+)
+from tranlog.pipeline.rules.channels import SERIAL, Walk
+from tranlog.pipeline.rules.progress import ChannelStats, Counters
+from tranlog.target.target import ChannelRow, TargetKeys
+from tranlog.write_set import WriteKind, WriteSet, parse_write_set
+
+logger = logging.getLogger(__name__)
+
+BOUNDS: Final = WritesBounds()
+"""Of the plans that are made here."""
+LOOK_AHEAD: Final = 1_000
+"""A plan knows the tables of so many transactions after it, as far as they are there; each other costs a plan."""
+
+
+class Headers(Protocol):
+    """What is asked of the log here."""
+
+    def range(self) -> LogRange: ...
+    def cursor(self, *, committed_only: bool = False) -> ReadableCursor: ...
+    def purged(self, seqno: Seqno) -> PurgedError: ...
+
+
+class WriteOwners:
+    """One channel's, from `begin` on. Threads: one.
+
+    `singly`: up to there each transaction is applied by itself, after a failure.
+    """
+
+    def __init__(self, task: ChannelTask, claim: Claim) -> None:
+        self._task = task
+        self._claim = claim
+        self._critical = task.plan.serial
+        self._doubted: Seqno | None = None
+        self._doubted_table = ""
+        self.singly = NO_SEQNO
+
+    def begin(self, reader: Headers, chain: Chain | None, row: ChannelRow) -> bool:
+        """Begin after the channel's position; return whether the transaction there is serial.
+
+        Raises TargetPositionError, PurgedError, ConfigError.
+        """
+        self._reader = reader
+        self._chain = chain
+        self._next: WritesPlan | None = None
+        self._tables: dict[TableName, None] = {}
+        self._point: Seqno | None = None
+        position = row.applied_seqno
+        plan = self._stored(position)
+        if plan is None or plan.from_seqno == position:
+            self._assignment, run = resume(plan, position, lambda _: None)
+            return run
+        if plan.from_seqno + 1 < reader.range().first_seqno:
+            raise reader.purged(Seqno(plan.from_seqno + 1))
+        with reader.cursor(committed_only=True) as cursor:
+            cursor.seek(Seqno(plan.from_seqno + 1))
+
+            def next_writes(seqno: Seqno) -> Writes:
+                header = cursor.next_header(0.0)
+                assert header is not None and header.seqno == seqno, "the position is in the log"
+                return self._writes(header)
+
+            self._assignment, run = resume(plan, position, next_writes)
+        return run
+
+    def _stored(self, position: Seqno) -> WritesPlan | None:
+        """Return the plan in force after a position; None: the next transaction is a plan point."""
+        meeting = self._claim.meet()
+        plans = self._read_plans()
+        plan = in_force(plans.values(), position)
+        if plan is None and position + 1 not in plans:
+            # Nobody has passed that plan point, or the plan that was made there is gone.
+            others = [meeting.applied[0]] if self._task.channel else meeting.applied.values()
+            if max(others) > position:
+                raise self._lost(f"tranlog_plan has no plan for what comes after seqno {position}")
+        return plan
+
+    def _read_plans(self) -> dict[Seqno, WritesPlan]:
+        stored = self._claim.target.positions.read_plans(self._task.options.pipeline)
+        plans = {begin: WritesPlan.parse(text) for begin, text in stored.items()}
+        for begin, plan in plans.items():
+            if (plan.from_seqno, plan.channels) != (begin, self._task.plan.channels):
+                self._claim.meet()  # it may be another driver's by now
+                raise self._lost(f"the plan of tranlog_plan for seqno {begin} is another one's")
+        return plans
+
+    def _lost(self, why: str) -> TargetPositionError:
+        return TargetPositionError(where=self._claim.target.where, pipeline=self._task.options.pipeline, why=why)
+
+    def _writes(self, header: TransactionHeader) -> Writes:
+        """Return what a header tells; damaged or of a later release is as none."""
+        found: WriteSet | None = None
+        if header.write_set:
+            try:
+                found = parse_write_set(header.write_set, header.tables or ())
+            except ValueError as exc:
+                logger.warning("a write set cannot be read seqno=%d why=%s", header.seqno, exc)
+        if found is not None and found.kind is WriteKind.ROWS and header.shard_id in self._critical:
+            return f"critical shard {header.shard_id}"
+        return found
+
+    def assign(self, header: TransactionHeader) -> Assigned:
+        """Return who applies the next transaction of the log; each is asked for once."""
+        assigned = self._assignment.assign(header.seqno, self._writes(header))
+        return replace(assigned, doubted=True) if header.seqno == self._doubted else assigned
+
+    # --- conflicts ---
+
+    def doubts(self, exc: ConflictError, taken: Sequence[Taken], walk: Walk) -> bool:
+        """Whether a conflict is not believed: its transaction is to be tried again, when `walk` lets it."""
+        assert isinstance(walk, WritesWalk)
+        serial = any(one.serial for one in taken if one.header.seqno == exc.seqno)
+        seqno = Seqno(exc.seqno)
+        if walk.doubt(seqno, Assigned(owner=SERIAL if serial else walk.channel)) is None:
+            return False
+        logger.info("a conflict is tried again when the other channels are there seqno=%d why=%s", seqno, exc)
+        self._doubted = self.singly = seqno
+        self._doubted_table = exc.table
+        return True
+
+    def missed(self, header: TransactionHeader) -> tuple[TableName, ...]:
+        """Return of a transaction that was doubted the tables at fault; nothing of any other."""
+        if header.seqno != self._doubted:
+            return ()
+        tables = header.tables or ()
+        return tuple([one for one in tables if ".".join(one) == self._doubted_table]) or tables
+
+    # --- on the way ---
+
+    def pass_by(self, header: TransactionHeader, assigned: Assigned, walk: Walk, pending: Counters) -> bool:
+        """Note that a transaction was skipped or taken; whether to commit with it: at a plan point, after a failure.
+
+        At a plan point the next position of channel 0 brings the plan, which the others read.
+        """
+        assert isinstance(walk, WritesWalk)
+        due = walk.pass_by(header.seqno, assigned)
+        pending.depended += assigned.owner == walk.channel and bool(assigned.waits)
+        if assigned.point and walk.channel == 0:
+            self._point = header.seqno
+            self._tables = self._known_tables(header.seqno)
+        elif assigned.point:
+            self._follow(header.seqno)
+        return due is not None or (walk.owes and header.seqno <= self.singly)
+
+    def _follow(self, seqno: Seqno) -> None:
+        """Go on by the plan that channel 0 made at a plan point."""
+        plan = self._read_plans().get(seqno)
+        if plan is None:
+            self._claim.meet()
+            raise self._lost(f"tranlog_plan has no plan of seqno {seqno}")
+        self._assignment = Assignment(plan)
+
+    def plan_for(self, seqno: Seqno) -> Callable[[], str] | None:
+        """Return what makes the plan that is stored with this position; None: none is."""
+        return self._make if seqno == self._point else None
+
+    def moved(self, seqno: Seqno) -> None:
+        """Note that the position is in the target, with the plan if it brings one."""
+        if seqno == self._doubted:
+            logger.warning("missed dependency seqno=%d table=%s", seqno, self._doubted_table)
+            self._doubted = None
+        if seqno == self._point:
+            assert self._next is not None
+            self._assignment = Assignment(self._next)
+            self._point = self._next = None
+
+    def _known_tables(self, point: Seqno) -> dict[TableName, None]:
+        """Return the tables that the plan is to know, in their order."""
+        names = self._assignment.next_tables()
+        with self._reader.cursor(committed_only=True) as cursor:
+            cursor.seek(Seqno(point + 1))
+            for _ in range(LOOK_AHEAD):
+                header = cursor.next_header(0.0)
+                if header is None:
+                    break
+                names.update(header.tables or ())
+        return dict.fromkeys(sorted(names))
+
+    def _make(self) -> str:
+        """Return the text of the plan; asked inside the target transaction that moves the position to its point."""
+        assert self._point is not None
+        task, target = self._task, self._claim.target
+        homes: dict[TableName, TableName] = {}
+        found: dict[TableName, TargetKeys] = {}
+        tables: list[PlannedTable] = []
+        for name in self._tables:
+            home = name if self._chain is None else self._chain.home(name)
+            if home is None:
+                tables.append(PlannedTable(table=name))  # nothing of it is applied
+                continue
+            keys = target.rows.keys(home)
+            if keys is not None:  # else it may be made at its first change
+                homes[keys.name[0].lower(), keys.name[1].lower()] = name
+                found[name] = keys
+        for name, keys in found.items():
+            hidden = "" if self._chain is None else self._chain.hides(name)
+            if hidden:
+                tables.append(PlannedTable(table=name, why=hidden))
+            else:
+                tables.append(planned_table(name, keys, homes, task.plan.triggers))
+        rows = target.positions.read_channels(task.options.pipeline)
+        missed = {table for row in rows for table in ChannelStats.parse(row.stats).missed_at}
+        today = WritesPlan(
+            from_seqno=self._point,
+            channels=task.plan.channels,
+            tables=tuple(tables),
+            filters=task.plan.filters,
+            bounds=BOUNDS,
+        )
+        self._next = self._assignment.next_plan(self._point, today, missed)
+        return self._next.text()
