@@ -138,7 +138,7 @@ def test_many_are_published_and_taken_at_once_as_they_are_one_by_one(store: Mess
     assert [one.content for one in store.get_many("a", 100)] == [*contents[30:], b"1", b"2"]
     assert [one.content for one in store.get_many("b", 100)] == [*large, b"1", b"2"]
     counts = store.status().queues["a"].counts
-    assert (counts.published, counts.delivered, counts.acknowledged) == (42, 42, 30)
+    assert counts is not None and (counts.published, counts.delivered, counts.acknowledged) == (42, 42, 30)
     store.close()
     with MessageStore.open(path, options=SMALL) as store:
         assert drain(store, "a") == [*contents[30:], b"1", b"2"] and drain(store, "b") == [*large, b"1", b"2"]
