@@ -109,6 +109,22 @@ QUEUES = {
         "QueueTransaction(place, xid)\n",
     ): _LIFE,
     _mutant(
+        "queue-base-passes-what-is-being-written",
+        "a message that is on no queue yet does not hold the base",
+        "rules.state",
+        "        return next(iter(self.live), otherwise)",
+        "        placed = (one.stands >> 32 for one in self.messages.values() if one.places)\n"
+        "        started = (one.id >> 32 for one in self.transactions.values() if one.started)\n"
+        "        return min((*placed, *started), default=otherwise)",
+    ): "tests/queues/test_store_defects.py::test_8_a_message_that_is_being_written_holds_its_container",
+    _mutant(
+        "queue-move-loses-its-place",
+        "a message that is moved forward stands behind the others of its queue",
+        "moving",
+        "MOVE_PLACE.pack(one.queue_id, one.visible, one.enqueued,",
+        "MOVE_PLACE.pack(one.queue_id, journal.place, one.enqueued,",
+    ): _LIFE,
+    _mutant(
         "queue-outcome-counts-publishes",
         "Prepare reserves room for each publish, not for each of its queues",
         "transaction",

@@ -120,6 +120,24 @@ def test_8_a_sync_gives_back_no_container_that_a_later_record_set_free(machine: 
     assert store._files.in_use[0] > first
 
 
+def test_8_a_message_that_is_being_written_holds_its_container(machine: Machine) -> None:
+    """Its first section is in the log long before it is on a queue."""
+    store = machine.store
+    seen: list[int] = []
+
+    def parts() -> Iterator[bytes]:
+        yield b"1" * 6_000
+        seen.append(store._journal.buffer.number)
+        flow(store, 60)
+        seen.extend((store._files.in_use[0], store._journal.buffer.number))
+        yield b"2" * 6_000
+
+    store.publish(parts(), length=12_000, queues=["a"])
+    begun, lowest, newest = seen
+    assert lowest <= begun < newest - 3
+    assert take(machine.kill(), "a").content == b"1" * 6_000 + b"2" * 6_000
+
+
 def test_10_a_copy_taken_before_the_fan_out_returned_leaves_the_other(machine: Machine) -> None:
     """The ancestor's second enqueue failed where a consumer of the first queue was fast."""
     store, taken = machine.store, []
