@@ -209,6 +209,13 @@ class AddNode(_Body, frozen=True):
     tags: dict[str, str] = {}
 
 
+class RestoreNode(_Body, frozen=True):
+    """A node of the group, and from which one it gets its log; none: from the primary."""
+
+    name: str
+    source: str = ""
+
+
 class Reconfigure(_Body, frozen=True):
     """`force` has to be set: without the word of a majority, only by force. `without`: who is a member no more."""
 
