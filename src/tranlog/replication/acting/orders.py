@@ -25,14 +25,14 @@ from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.election import is_elected
-from tranlog.replication.rules.packets import NO_GTID, PRIMARY, STATE_NAMES, UNKNOWN, GroupOrder, OrderAnswer
+from tranlog.replication.rules.packets import NO_GTID, PRIMARY, STATE_NAMES, UNKNOWN, WITNESS, GroupOrder, OrderAnswer
 
 if TYPE_CHECKING:
     from tranlog.replication.acting.node import GroupNode, NodeOptions
 
 logger = logging.getLogger(__name__)
 
-_AT_NODE = frozenset(("restore",))
+_AT_NODE = frozenset(("restore", "freeze", "sync-from"))
 """Orders that the node carries out that they name."""
 LOOK_S = 0.05
 _PRIMARY_S = 10.0
@@ -98,6 +98,8 @@ class Orders:
             "step-down": self._step_down,
             "reconfigure": self._force,
             "restore": self._restore,
+            "freeze": self._freeze,
+            "sync-from": self._sync_from,
         }.get(name)
         if carry is None:
             raise ConfigError(option="order", value=name, why="there is no such order")
@@ -284,6 +286,27 @@ class Orders:
         if trouble:
             raise GroupOrderError(why=f"{trouble}. {node.options.node} goes on trying")
         return {"restored": node.options.node}
+
+    async def _freeze(self, body: Body) -> Body:
+        """Have this node not stand for so many seconds; 0 ends it. Raises GroupOrderError."""
+        seconds, name = float(body.get("seconds", 0.0)), self._node.options.node
+        if self._node.standing.state == PRIMARY:
+            raise GroupOrderError(why=f"{name} is primary; `tranlog group step-down` first")
+        await self._ask(lambda core: core.freeze(core.mind.now + int(seconds * 1000)))
+        return {"frozen": name, "seconds": seconds}
+
+    async def _sync_from(self, body: Body) -> Body:
+        """Have this node follow another one, as long as that can be followed. Raises GroupOrderError, ConfigError."""
+        at, name, source = self._node.standing, self._node.options.node, self._named(body, "source")
+        member = at.config.member(source)
+        assert member is not None
+        if at.state in (PRIMARY, WITNESS):
+            raise GroupOrderError(why=f"{name} is {STATE_NAMES[at.state]}, and follows nobody")
+        if source == self._node.node or member.witness:
+            why = "a witness has no log" if member.witness else "a node cannot follow itself"
+            raise ConfigError(option="source", value=member.name, why=why)
+        await self._ask(lambda core: core.sync_from(source))
+        return {"node": name, "source": member.name}
 
     async def _change(self, members: Callable[[Sequence[Member]], Sequence[Member]]) -> None:
         """Install a configuration with other members, as soon as that may be; return when a majority has it.

@@ -23,7 +23,7 @@ from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
-from tranlog.service.process.api import AddNode, ByName, Reconfigure, RestoreNode, StepDown
+from tranlog.service.process.api import AddNode, ByName, Freeze, Reconfigure, RestoreNode, StepDown, SyncFrom
 from tranlog.service.process.client import GRACE_S
 from tranlog.service.process.last_error import keeping_error
 from tranlog.service.process.node_part import HAND_OVER_S, NodePart, node_contexts, node_options
@@ -333,6 +333,48 @@ def reconfigure(
         print_json(found)
     else:
         print(f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}")
+
+
+@group_app.command("freeze")
+@reaching_node
+def freeze(
+    asks: Ask,
+    name: Name,
+    seconds: Annotated[float, typer.Argument(metavar="S", min=0, help="For so long; 0 ends it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Have a node not stand to be primary for a while. It votes.
+
+    \b
+    Example:
+      tranlog --conf a.toml group freeze c 120
+    """
+    found = asks("/group/freeze", Freeze(name=name, seconds=seconds))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {name} does not stand for {seconds:g} s")
+
+
+@group_app.command("sync-from")
+@reaching_node
+def sync_from(
+    asks: Ask,
+    name: Name,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Whom it shall follow.")],
+    as_json: AsJson = False,
+) -> None:
+    """Have a node follow another one than the primary, as long as that one is ahead of it and alive.
+
+    \b
+    Example:
+      tranlog --conf a.toml group sync-from c b
+    """
+    found = asks("/group/sync-from", SyncFrom(name=name, source=source))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {name} follows {source} where it can")
 
 
 @group_app.command("step-down")

@@ -74,6 +74,16 @@ class NodePart:
         """Give a node the whole log of another one, and wait until it has it. Raises GroupOrderError, ConfigError."""
         return self._order("restore", asked)
 
+    @api.post("/group/freeze")
+    def freeze(self, asked: api.Freeze) -> dict[str, Any]:
+        """Have a node not stand for a while. Raises GroupOrderError, ConfigError."""
+        return self._order("freeze", asked)
+
+    @api.post("/group/sync-from")
+    def sync_from(self, asked: api.SyncFrom) -> dict[str, Any]:
+        """Have a node follow another one. Raises GroupOrderError, ConfigError."""
+        return self._order("sync-from", asked)
+
     @api.post("/group/reconfigure")
     def reconfigure(self, asked: api.Reconfigure) -> dict[str, Any]:
         """Force a configuration upon this node, whatever is lost by it. Raises GroupOrderError, ConfigError."""
