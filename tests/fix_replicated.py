@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from fix_log import HISTORY, PATH
-from tranlog.change import Change
+import random
+from collections.abc import Callable
+
+import pytest
+
+from fix_log import HISTORY, PATH, make_fragment
+from tranlog.change import Change, Fragment, Payload, Statement
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.text import change_json
 from tranlog.log.records.spill import parse_reference
+from tranlog.payload import encode
 from tranlog.replication.acting.following import LogChange, NodeLog
-from tranlog.replication.rules.effects import Put, PutChunk
+from tranlog.replication.rules.effects import BeginReign, EndReign, Put, PutChunk
 from tranlog.testing.clock import ManualClock
-from tranlog.testing.disk import SimDisk
+from tranlog.testing.disk import PowerCut, SimDisk
 
 
 def follow(disk: SimDisk, clock: ManualClock | None = None, **options: int) -> NodeLog:
@@ -53,3 +59,46 @@ def ops_of(change: Change) -> dict[str, object]:
     """Return a change as rollback data has it."""
     shown = change_json(change)
     return {name: getattr(shown, name) for name in shown.__struct_fields__}
+
+
+def write(log: NodeLog, *names: str) -> None:
+    """Commit transactions of a statement for each letter of a name."""
+    for name in names:
+        log.log.append(writing(name))
+    log.sync()
+
+
+def writing(name: str) -> Fragment:
+    """Return a transaction of a statement for each letter of a name."""
+    changes = tuple([Statement(schema="s", sql=letter, ddl=False) for letter in name])
+    return make_fragment(name, encode(Payload(changes=changes)))
+
+
+def reign(log: NodeLog, epoch: int, *names: str) -> None:
+    """Commit transactions in an epoch."""
+    log.carry_out(BeginReign(epoch))
+    write(log, *names)
+    log.carry_out(EndReign())
+
+
+def cut_everywhere(
+    before: Callable[[SimDisk], object],
+    act: Callable[[SimDisk], object],
+    check: Callable[[SimDisk], None],
+    seeds: int,
+) -> int:
+    """Cut the power at each call of `act`, let the disk lose what it may, and check; return how many calls."""
+    disk = SimDisk()
+    before(disk)
+    begun = disk.calls
+    act(disk)
+    calls = disk.calls - begun
+    for number in range(1, calls + 1):
+        for seed in range(seeds):
+            disk = SimDisk()
+            before(disk)
+            disk.cut_at = disk.calls + number
+            with pytest.raises(PowerCut):
+                act(disk)
+            check(disk.after_crash(random.Random(1000 * number + seed)))
+    return calls

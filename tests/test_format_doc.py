@@ -31,7 +31,7 @@ from tranlog.log.writing.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.pipeline.applying import in_flight
 from tranlog.queues.rules import records as queue_records
-from tranlog.replication.acting import rollback
+from tranlog.replication.acting import restore, rollback
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source import packer
 from tranlog.source.packer import TransactionPacker
@@ -151,7 +151,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    files = (positions, commit_point, directory, cleared, index_table, purge_notes, in_flight, rollback)
+    files = (positions, commit_point, directory, cleared, index_table, purge_notes, in_flight, rollback, restore)
     homes = (ids, log_format, spill, *files)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))

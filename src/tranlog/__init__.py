@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tranlog.log.reading.cursor import Cursor, StoredTransaction
     from tranlog.log.reading.reader import LogReader
     from tranlog.log.writing.log import Log
+    from tranlog.payload import decode
     from tranlog.pipeline.driving.apply import run_apply
     from tranlog.pipeline.filters.filter_chain import Chain
     from tranlog.pipeline.filters.filters import (
@@ -124,6 +125,7 @@ __all__ = [
     "build_session",
     "connect",
     "connect_async",
+    "decode",
     "open_remote",
     "open_target",
     "pack",
@@ -156,6 +158,7 @@ _HOMES = {
     ),
     "log.reading.reader": ("LogReader",),
     "log.writing.log": ("Log",),
+    "payload": ("decode",),
     "pipeline.driving.apply": ("run_apply",),
     "pipeline.filters.filter_chain": ("Chain",),
     "pipeline.filters.filters": (

@@ -350,6 +350,28 @@ def test_who_is_in_the_group_is_changed_through_any_node(tmp_path: Path) -> None
 
 
 @pytest.mark.long
+def test_a_node_is_frozen_and_told_whom_to_follow(tmp_path: Path) -> None:
+    """Through any node. The frozen one does not take over; the other one follows a replica as long as that is there."""
+    with live_group(tmp_path) as group, group.client() as client:
+        former = group.await_primary()
+        frozen, other = (name for name in "abc" if name != former)
+        for name in (frozen, other):
+            with pytest.raises((ConfigError, GroupOrderError), match="cannot follow itself"):
+                group.order(former, "sync-from", name=name, source=name)
+        with pytest.raises(GroupOrderError, match="is PRIMARY, and follows nobody"):
+            group.order(other, "sync-from", name=former, source=other)
+        with pytest.raises(GroupOrderError, match="is primary"):
+            group.order(other, "freeze", name=former, seconds=1.0)
+        assert group.order(former, "freeze", name=frozen, seconds=3600.0) == {"frozen": frozen, "seconds": 3600.0}
+        assert group.order(frozen, "sync-from", name=other, source=frozen) == {"node": other, "source": frozen}
+        thread, source = group.nodes[other].thread, group.nodes[frozen].node
+        assert thread is not None and thread.core.mind.wish == source
+        assert isinstance(client.commit(words("x"), w=3, wtimeout=60.0, event_id="x"), Satisfied)
+        group.stop(former)
+        eventually(lambda: group.primaries() == [other])
+
+
+@pytest.mark.long
 def test_a_stranger_is_not_admitted(tmp_path: Path) -> None:
     """A node of another group, one of another name, nobody at all; one whose directory is in use."""
     (tmp_path / "other").mkdir()

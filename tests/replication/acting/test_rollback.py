@@ -5,8 +5,6 @@ Proves docs/protocol.md, "Syncup"; conformance/tokumx.md A10, B16, B26, B27, B29
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,9 +12,9 @@ import pytest
 
 from fix_effort import Effort
 from fix_group import gtid
-from fix_log import HISTORY, PATH, append_large, make_fragment
-from fix_replicated import bring, copied, follow, ops_of
-from tranlog.change import Fragment, Payload, Statement
+from fix_log import HISTORY, PATH, append_large
+from fix_replicated import bring, copied, cut_everywhere, follow, ops_of, reign, write
+from tranlog.change import Payload, Statement
 from tranlog.errors import DiskFailedError, DiskFullError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.options import LogOptions
@@ -37,25 +35,7 @@ from tranlog.replication.rules.packets import NO_GTID
 from tranlog.replication.rules.stored import Stored
 from tranlog.replication.rules.syncup import ROLLBACK_STEPS, Saved
 from tranlog.testing.clock import ManualClock
-from tranlog.testing.disk import PowerCut, SimDisk
-
-
-def write(log: NodeLog, *names: str) -> None:
-    """Commit transactions of a statement for each letter of a name."""
-    for name in names:
-        log.log.append(writing(name))
-    log.sync()
-
-
-def writing(name: str) -> Fragment:
-    changes = tuple([Statement(schema="s", sql=letter, ddl=False) for letter in name])
-    return make_fragment(name, encode(Payload(changes=changes)))
-
-
-def reign(log: NodeLog, epoch: int, *names: str) -> None:
-    log.carry_out(BeginReign(epoch))
-    write(log, *names)
-    log.carry_out(EndReign())
+from tranlog.testing.disk import SimDisk
 
 
 def roll_back(log: NodeLog, matchpoint: Gtid) -> None:
@@ -204,29 +184,6 @@ def test_a_harmed_file_is_named() -> None:
 
 
 # --- crashes ---------------------------------------------------------------------------------------------
-
-
-def cut_everywhere(
-    before: Callable[[SimDisk], object],
-    act: Callable[[SimDisk], object],
-    check: Callable[[SimDisk], None],
-    seeds: int,
-) -> int:
-    """Cut the power at each call of `act`, let the disk lose what it may, and check; return how many calls."""
-    disk = SimDisk()
-    before(disk)
-    begun = disk.calls
-    act(disk)
-    calls = disk.calls - begun
-    for number in range(1, calls + 1):
-        for seed in range(seeds):
-            disk = SimDisk()
-            before(disk)
-            disk.cut_at = disk.calls + number
-            with pytest.raises(PowerCut):
-                act(disk)
-            check(disk.after_crash(random.Random(1000 * number + seed)))
-    return calls
 
 
 LAST = gtid(3, 5)

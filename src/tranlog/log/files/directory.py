@@ -16,12 +16,21 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from tranlog.disk import Disk, DiskFile, DiskLock
-from tranlog.errors import DiskFailedError, DiskFullError, LogError, LogLockedError, LogMissingError, LogUnreadableError
+from tranlog.errors import (
+    DiskFailedError,
+    DiskFullError,
+    LogError,
+    LogLockedError,
+    LogMissingError,
+    LogUnreadableError,
+)
 from tranlog.ids import segment_number
 from tranlog.log.files.segment import WINDOW_BYTES
 
 LOCK_NAME = "disklog.lck"
 CUT_DIR = "cut"
+RESTORING_NAME = "restoring"
+"""While this file is there, one log is being put in the place of another, and nobody opens either."""
 
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says when there is no room."""
@@ -155,15 +164,18 @@ def join(directory: str, name: str) -> str:
 
 
 def list_names(directory: str, disk: Disk) -> list[str]:
-    """Return the names in a directory, sorted. Raises LogMissingError, LogUnreadableError."""
+    """Return the names in a log's directory, sorted. Raises LogMissingError, LogUnreadableError."""
     try:
-        return disk.list_dir(directory)
+        names = disk.list_dir(directory)
     except FileNotFoundError as exc:
         raise LogMissingError(path=directory, why="the directory does not exist") from exc
     except NotADirectoryError as exc:
         raise LogMissingError(path=directory, why="it is not a directory") from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    if RESTORING_NAME in names:
+        raise LogUnreadableError(path=directory, why="its node is just putting another log in its place; wait")
+    return names
 
 
 def list_segments(directory: str, disk: Disk) -> list[int]:

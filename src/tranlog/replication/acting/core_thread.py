@@ -97,6 +97,9 @@ class Hearer(Protocol):
     def send(self, to: NodeId, packet: Packet) -> None:
         """Send a packet."""
 
+    def restore(self, wanted: Restore) -> None:
+        """It needs a whole log of another node, or shall have one."""
+
     def failed(self, exc: BaseException) -> None:
         """It has ended with an error. In the thread itself."""
 
@@ -255,8 +258,8 @@ class CoreThread:
                     self.log.forget_others({member.node for member in stored.config.members})
             case Fatal(text=text):
                 logger.error("This node is FATAL, and follows nobody. why=%s", text)
-            case Restore(source=source):
-                logger.error("This node needs a whole log of another one. source=%s", source)
+            case Restore():
+                self._out.append(partial(self._hearer.restore, effect))
             case _ if carries_out(effect):
                 self._tell()
                 self._after(self.log.carry_out(effect))  # type: ignore[arg-type]

@@ -214,14 +214,15 @@ class Links:
         """Have a link to each member but this node."""
         wanted = {member.node: member for member in config.members if member.node != own}
         for node, link in list(self.links.items()):
-            if node not in wanted or self._address(wanted[node]) != link.address:
+            if node not in wanted or self.address(wanted[node]) != link.address:
                 link.close()
                 del self.links[node]
         for node, member in wanted.items():
             if node not in self.links:
-                self.links[node] = Link(member, self._address(member), self._owner, self._tls)
+                self.links[node] = Link(member, self.address(member), self._owner, self._tls)
 
-    def _address(self, member: Member) -> str:
+    def address(self, member: Member) -> str:
+        """Return where this node reaches a member."""
         return self._via.get(member.name, member.address)
 
     def send(self, to: NodeId, packet: Packet) -> bool:

@@ -16,9 +16,10 @@ import posixpath
 import random
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk, DiskLock
@@ -30,17 +31,21 @@ from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStandin
 from tranlog.replication.acting.following import NodeLog
 from tranlog.replication.acting.links import VOTE, Links
 from tranlog.replication.acting.orders import Orders
+from tranlog.replication.acting.restore import RESTORE, finish_install
 from tranlog.replication.acting.served_log import ServedLog
 from tranlog.replication.acting.serving import ServedClient
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.acting.transport import Wire, listen
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId
 from tranlog.replication.rules.core import Core
+from tranlog.replication.rules.effects import Restore
 from tranlog.replication.rules.packets import (
     NO_GTID,
     PRIMARY,
     PROTOCOL_VERSION,
+    READABLE,
     STARTUP,
+    STATE_NAMES,
     Ack,
     AckRelay,
     ChunksGone,
@@ -87,7 +92,7 @@ class NodeOptions:
     """One node. `dir`: of its log; `group`: the group's name; `node`: its own, by which the group knows it.
 
     `listen` is HOST:PORT; `address` the same as others reach it, by default `listen`. `via` says for a node's name at
-    which address this one reaches it.
+    which address this one reaches it. `restore`: auto, or manual, where an operator has to order it.
     """
 
     dir: str
@@ -96,6 +101,7 @@ class NodeOptions:
     listen: str
     address: str = ""
     via: Mapping[str, str] = field(default_factory=dict)
+    restore: str = "auto"
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
@@ -158,8 +164,8 @@ class GroupNode:
         self.thread: CoreThread | None = None
         self.links = Links(self, options.via, client_tls)
         self.tls = server_tls, client_tls
-        self._disk = disk
-        self._clock = clock
+        self.disk = disk
+        self.clock = clock
         self._chance = random.Random(seed)
         self._wires: set[Wire] = set()
         self._clients: dict[Wire, ServedClient] = {}
@@ -175,25 +181,25 @@ class GroupNode:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         with contextlib.ExitStack() as opened:
-            lock = await asyncio.to_thread(lock_node, self.options, self._disk)
+            lock = await asyncio.to_thread(lock_node, self.options, self.disk)
             opened.callback(lock.release)
-            self._state = StateFile(self._disk, group_dir(self.options.dir))
+            await asyncio.to_thread(finish_install, self.options.dir, self.disk)
+            self._state = StateFile(self.disk, group_dir(self.options.dir))
             stored = await asyncio.to_thread(self._state.load)
             if stored is None:
                 stored = Stored(group="", node=new_node_id())
                 await asyncio.to_thread(self._state.store, stored)
             self.node = stored.node
+            opened.callback(self._stop_thread)
             if stored.group:
-                await self._begin(stored)
-                assert self.thread is not None
-                opened.callback(self.thread.stop)
+                await self.begin()
             try:
                 self._server = await listen(self.options.listen, self, self.tls[0])
             except OSError as exc:
                 why = f"cannot be listened at: {exc.strerror or exc}"
                 raise ConfigError(option="group.listen", value=self.options.listen, why=why) from exc
             self._opened = opened.pop_all()
-        self._spawn(self._watch())
+        self.spawn(self._watch())
 
     @property
     def port(self) -> int:
@@ -217,6 +223,7 @@ class GroupNode:
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
+        await self.orders.restoring.settled()
         try:
             await asyncio.to_thread(self._opened.close)
         finally:
@@ -230,14 +237,22 @@ class GroupNode:
             for wire in list(self._wires):
                 wire.cut()
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do this meanwhile; the end of the node cancels it."""
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _begin(self, stored: Stored) -> None:
-        """Open the log, and have the core run. Raises as `open_log`."""
-        log = await asyncio.to_thread(open_log, self.options, stored.group, disk=self._disk, clock=self._clock)
+    def _stop_thread(self) -> None:
+        if self.thread is not None:
+            self.thread.stop()
+
+    async def begin(self) -> None:
+        """Open the log, and have the core run, as the node's file says. Raises as `open_log`."""
+        stored = await asyncio.to_thread(self._state.load)
+        assert stored is not None and stored.group
+        log = await asyncio.to_thread(open_log, self.options, stored.group, disk=self.disk, clock=self.clock)
         await asyncio.to_thread(self._state.store, stored)  # so that its number is this start's
         self.thread = CoreThread(
             stored,
@@ -245,11 +260,12 @@ class GroupNode:
             log,
             self,
             start=self._state.number,
-            clock=self._clock,
+            clock=self.clock,
             chance=lambda: self._chance.randrange(1 << 16),
             hand_over=self._loop.call_soon_threadsafe,
         )
         self.thread.start()
+        self._loop.call_soon(self.orders.restoring.resume)
 
     async def _watch(self) -> None:
         """End connections of nodes that are silent."""
@@ -279,6 +295,10 @@ class GroupNode:
                 if wire.purpose == VOTE and wire.peer == to:
                     wire.send(packet)
                     return
+
+    def restore(self, wanted: Restore) -> None:
+        """It needs a whole log of another node, or shall have one."""
+        self.orders.restoring.want(wanted)
 
     def failed(self, exc: BaseException) -> None:
         """The thread has ended with an error."""
@@ -328,7 +348,7 @@ class GroupNode:
         if isinstance(packet, OrderAnswer):
             self.orders.settle(packet)
         elif isinstance(packet, GroupOrder):
-            self._spawn(self.orders.answer(wire, packet))
+            self.spawn(self.orders.answer(wire, packet))
         elif not isinstance(packet, _OF_NODES):
             wire.end(f"{type(packet).__name__} from a node")
         elif self.thread is not None:
@@ -342,24 +362,23 @@ class GroupNode:
         """Nobody listens where a node should."""
         thread = self.thread
         if thread is not None:
-            now = int(self._clock.monotonic() * 1000)
+            now = int(self.clock.monotonic() * 1000)
             thread.call(lambda core: core.refused(node, now))
 
     def _admitted(self, config: GroupConfig) -> None:
         """Become a member of the group whose configuration names this node."""
-        if self._joining or config.member(self.node) is None:
+        if self._joining or self.standing.config.members or config.member(self.node) is None:
             return
         self._joining = True
-        self._spawn(self._become(Stored(group=config.group, node=self.node, config=config)))
+        self.spawn(self._become(Stored(group=config.group, node=self.node, config=config)))
 
     async def _become(self, stored: Stored) -> None:
         try:
-            await self._begin(stored)
+            await asyncio.to_thread(self._state.store, stored)
+            await self.begin()
         except TranlogError as exc:
             self.failed(exc)
         else:
-            assert self.thread is not None
-            self._opened.callback(self.thread.stop)
             logger.info("This node was admitted. group=%s id=%s", self.options.group, stored.group)
 
     # --- whoever connects ---
@@ -393,11 +412,13 @@ class GroupNode:
         elif wire.purpose == VOTE:
             self.links.hurry(wire.peer)
             self.took(wire, packet, size)
+        elif wire.purpose == RESTORE:
+            self.spawn(self.orders.restoring.served[wire].answer(packet, size))
         elif isinstance(packet, Who):
             wire.send(self.primary(packet.number))
             wire.done(size)
         elif isinstance(packet, GroupOrder) and wire.purpose == "administer":
-            self._spawn(self.orders.answer(wire, packet))
+            self.spawn(self.orders.answer(wire, packet))
             wire.done(size)
         elif isinstance(packet, DiskCall) and wire.purpose == "read":
             self._readers.take(wire, packet, size, self.standing.state)
@@ -409,6 +430,7 @@ class GroupNode:
         self._wires.discard(wire)
         self._clients.pop(wire, None)
         self._readers.lost(wire)
+        self.orders.restoring.served.pop(wire, None)
 
     def _let_in(self, wire: Wire, packet: Packet) -> None:
         if not isinstance(packet, Join):
@@ -416,7 +438,7 @@ class GroupNode:
             return
         why = self._join_refused(packet, wire)
         if not why and packet.purpose == "read" and self.thread is not None:
-            self._spawn(self._let_read(wire, packet, self.thread))
+            self.spawn(self._let_read(wire, packet, self.thread))
         else:
             self._answer_join(wire, packet, why)
 
@@ -442,13 +464,15 @@ class GroupNode:
             wire.end(why)
             return
         wire.peer, wire.purpose = join.node, join.purpose
+        if join.purpose == RESTORE:
+            self.orders.restoring.serve(wire)
         wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=PROTOCOL_VERSION))
 
     def _join_refused(self, join: Join, wire: Wire) -> str:
         own, config = self.standing.config.group, self.standing.config
         if PROTOCOL_VERSION not in join.versions:
             return f"this node speaks protocol version {PROTOCOL_VERSION}, and you {join.versions}"
-        if join.purpose not in (VOTE, *CLIENT_PURPOSES):
+        if join.purpose not in (VOTE, RESTORE, *CLIENT_PURPOSES):
             return f"there is no purpose {join.purpose!r}"
         if join.heartbeat_ms <= 0:
             return heartbeat_refused(join.node_name)
@@ -461,6 +485,10 @@ class GroupNode:
         named = [one for one in config.members if one.name == join.node_name and one.node != join.node]
         if join.node == self.node or named:
             return f"there is another node {join.node_name} in the group, with another id; names are unique"
+        if join.purpose == RESTORE and config.member(join.node) is None:
+            return "only a node of the group gets this log"
+        if join.purpose == RESTORE and self.standing.state not in READABLE:
+            return f"this node is {STATE_NAMES[self.standing.state]}, and no source"
         return ""
 
     def primary(self, number: int) -> Primary:

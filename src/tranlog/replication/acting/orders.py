@@ -20,18 +20,23 @@ import msgspec
 from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, TranlogError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.links import Greeting, greet
+from tranlog.replication.acting.restoring import RestoreStatus, Restoring
 from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.election import is_elected
-from tranlog.replication.rules.packets import NO_GTID, PRIMARY, STATE_NAMES, UNKNOWN, GroupOrder, OrderAnswer
+from tranlog.replication.rules.packets import NO_GTID, PRIMARY, STATE_NAMES, UNKNOWN, WITNESS, GroupOrder, OrderAnswer
 
 if TYPE_CHECKING:
     from tranlog.replication.acting.node import GroupNode, NodeOptions
 
 logger = logging.getLogger(__name__)
 
+_AT_NODE = frozenset(("restore", "freeze", "sync-from"))
+"""Orders that the node carries out that they name."""
 LOOK_S = 0.05
+_PRIMARY_S = 10.0
+"""So long a node that shall restore its log from the primary waits to hear of one."""
 PATIENCE_S = 600.0
 """A new node may take so long to hold what the group has."""
 Body = dict[str, Any]
@@ -72,6 +77,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     committed: Gtid
     fatal: str
     members: list[MemberStatus]
+    restore: RestoreStatus | None = None
 
 
 class Orders:
@@ -79,6 +85,7 @@ class Orders:
 
     def __init__(self, node: GroupNode) -> None:
         self._node = node
+        self.restoring = Restoring(node)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[OrderAnswer]] = {}
 
@@ -90,6 +97,9 @@ class Orders:
             "remove": self._remove,
             "step-down": self._step_down,
             "reconfigure": self._force,
+            "restore": self._restore,
+            "freeze": self._freeze,
+            "sync-from": self._sync_from,
         }.get(name)
         if carry is None:
             raise ConfigError(option="order", value=name, why="there is no such order")
@@ -97,10 +107,14 @@ class Orders:
             return await self._force(body)
         if name == "remove":
             await self._depose(str(body.get("name", "")))
-        return await (carry(body) if self._node.standing.state == PRIMARY else self._pass_on(name, body))
+        to = self._named(body) if name in _AT_NODE else self._node.standing.primary
+        here = to == self._node.node if name in _AT_NODE else self._node.standing.state == PRIMARY
+        return await (carry(body) if here else self._pass_on(name, body, to))
 
     def _check_member(self) -> None:
         options = self._node.options
+        if self._node.thread is None and self._node.standing.config.members:
+            raise GroupOrderError(why="this node's log is just being replaced; ask again in a moment")
         if self._node.thread is None:
             admit = f"tranlog group add {options.node} {options.reached_at}"
             why = f"this node is in no group yet. `{admit}` at a node of the group admits it"
@@ -109,7 +123,7 @@ class Orders:
     async def answer(self, wire: Wire, order: GroupOrder) -> None:
         """Answer an order of another node or a client."""
         try:
-            if self._node.standing.state != PRIMARY:
+            if self._node.standing.state != PRIMARY and order.name not in _AT_NODE:
                 raise GroupOrderError(
                     why=f"{self._node.options.node} is not the primary any more; give the order again"
                 )
@@ -127,10 +141,17 @@ class Orders:
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    async def _pass_on(self, name: str, body: Body) -> Body:
-        """Have the primary carry an order out."""
+    def _named(self, body: Body, key: str = "name") -> NodeId:
+        """Return the node that an order names. Raises ConfigError."""
+        name = str(body.get(key, ""))
+        for one in self._node.standing.config.members:
+            if one.name == name:
+                return one.node
+        raise ConfigError(option=key, value=name, why="no node of the group has this name")
+
+    async def _pass_on(self, name: str, body: Body, to: NodeId) -> Body:
+        """Have another node carry an order out."""
         node, number = self._node, next(self._numbers)
-        to = node.standing.primary
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         link = node.links.links.get(to)
         if (
@@ -138,7 +159,8 @@ class Orders:
             or link.wire is None
             or not link.wire.send(GroupOrder(number=number, name=name, raw=msgspec.json.encode(body)))
         ):
-            raise GroupOrderError(why="no primary is known, or it cannot be reached from here")
+            whom = f"node {body['name']}" if name in _AT_NODE else "no primary is known, or it"
+            raise GroupOrderError(why=f"{whom} cannot be reached from here")
         gone = asyncio.ensure_future(link.wire.gone.wait())
         try:
             await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -146,7 +168,7 @@ class Orders:
             gone.cancel()
             self._waiting.pop(number, None)
         if not waiting.done():
-            why = f"the connection to the primary {link.member.name} ended before its answer came"
+            why = f"the connection to {link.member.name} ended before its answer came"
             raise GroupOrderError(why=f"{why}")
         found: Body = msgspec.json.decode(waiting.result().raw)
         if not waiting.result().done:
@@ -163,7 +185,7 @@ class Orders:
         node = self._node
         troubles = {name: link.why for name, link in node.links.links.items()}
         found: NodeStatus = await self._ask(lambda core: status_of(core, node.options, troubles))
-        return found
+        return msgspec.structs.replace(found, restore=self.restoring.status)
 
     def config(self) -> GroupConfig:
         """Return the configuration that this node has. Raises GroupOrderError: in no group."""
@@ -246,6 +268,45 @@ class Orders:
         assert why is None, "a forced one is refused by nobody"
         logger.warning("The configuration was forced here. without=%s", ",".join(without) or "nobody")
         return {"forced": self._node.options.node, "without": without}
+
+    # --- what the node itself does ---
+
+    async def _restore(self, body: Body) -> Body:
+        """Give this node the whole log of another one; return when it has it. Raises GroupOrderError, ConfigError."""
+        node, loop = self._node, asyncio.get_running_loop()
+        until = loop.time() + _PRIMARY_S
+        while not body.get("source") and node.standing.primary == NO_NODE and loop.time() < until:
+            await asyncio.sleep(LOOK_S)
+        source = self._named(body, "source") if body.get("source") else node.standing.primary
+        why = await self._ask(lambda core: core.restore(source))
+        if why:
+            raise GroupOrderError(why=f"the log of {node.options.node} is not restored: {why}")
+        await self._ask(lambda core: None)  # what the thread had to say before has been heard then
+        trouble = await self.restoring.attempted()
+        if trouble:
+            raise GroupOrderError(why=f"{trouble}. {node.options.node} goes on trying")
+        return {"restored": node.options.node}
+
+    async def _freeze(self, body: Body) -> Body:
+        """Have this node not stand for so many seconds; 0 ends it. Raises GroupOrderError."""
+        seconds, name = float(body.get("seconds", 0.0)), self._node.options.node
+        if self._node.standing.state == PRIMARY:
+            raise GroupOrderError(why=f"{name} is primary; `tranlog group step-down` first")
+        await self._ask(lambda core: core.freeze(core.mind.now + int(seconds * 1000)))
+        return {"frozen": name, "seconds": seconds}
+
+    async def _sync_from(self, body: Body) -> Body:
+        """Have this node follow another one, as long as that can be followed. Raises GroupOrderError, ConfigError."""
+        at, name, source = self._node.standing, self._node.options.node, self._named(body, "source")
+        member = at.config.member(source)
+        assert member is not None
+        if at.state in (PRIMARY, WITNESS):
+            raise GroupOrderError(why=f"{name} is {STATE_NAMES[at.state]}, and follows nobody")
+        if source == self._node.node or member.witness:
+            why = "a witness has no log" if member.witness else "a node cannot follow itself"
+            raise ConfigError(option="source", value=member.name, why=why)
+        await self._ask(lambda core: core.sync_from(source))
+        return {"node": name, "source": member.name}
 
     async def _change(self, members: Callable[[Sequence[Member]], Sequence[Member]]) -> None:
         """Install a configuration with other members, as soon as that may be; return when a majority has it.

@@ -90,6 +90,7 @@ class Mind(msgspec.Struct):
     owed: Gtid | None = None
     wish: NodeId = NO_NODE
     fatal: str = ""
+    parted: Gtid = NO_GTID
     acks: AckTable = {}
     waiting: list[OpenQuestion] = []
     peers: dict[NodeId, Peer] = {}

@@ -41,6 +41,7 @@ from tranlog.replication.rules.packets import (
     REPLICA,
     RESTORING,
     ROLLBACK,
+    WITNESS,
     Ack,
     AckRelay,
     ChunksGone,
@@ -173,6 +174,33 @@ class Core(Reigning):
         self.mind.wish = node
         self.intake.stop()
 
+    def restore(self, source: NodeId, after: Gtid | None = None) -> str | None:
+        """Have the log of another node take the place of this one's, whatever that holds; return why not.
+
+        What this one may have alone comes after `after`; None: as far as the node knows that now.
+        """
+        mind, other = self.mind, self.config.member(source)
+        if mind.state in (PRIMARY, WITNESS):
+            return "it is primary; `tranlog group step-down` first" if mind.state == PRIMARY else "it keeps no log"
+        if other is None or other.witness or source == self.node:
+            return "name another node of the group, with a log"
+        if after is None:
+            after = mind.parted if mind.fatal else mind.committed
+        mind.state, mind.fatal = RESTORING, ""
+        self.intake.stop()
+        self._out.append(Restore(source, after, ordered=True))
+        return None
+
+    def gives_up(self) -> None:
+        """The log that this node has is about to be replaced."""
+        if not self.stored.owing:
+            self._persist(owing=True, had=NO_GTID)
+
+    def keep_all(self, node: NodeId) -> None:
+        """Keep everything for a node that copies this log; a few heartbeats after the last call this ends."""
+        self.feeder.searching[node] = self.mind.now
+        self._out.append(KeepFrom(f"restore.{node}", self.log.first))
+
     def reconfigure(self, new: GroupConfig, *, forced: bool = False) -> str | None:
         """Install a configuration that `successor` made; return why not, None where it is. Raises ConfigError.
 
@@ -286,9 +314,10 @@ class Core(Reigning):
                 mind.state = RESTORING
                 if not self.stored.owing and self.log.last != NO_GTID:
                     self._persist(owing=True, had=self.log.last)
-                self._out.append(Restore(sender))
+                self._out.append(Restore(sender, mind.committed))
             case Verdict.FATAL:
                 mind.fatal, mind.state = finding.why, FATAL
+                mind.parted = here.found if self.log.h(here.found.seqno) == here.h else NO_GTID
                 self._out.append(Fatal(finding.why))
             case Verdict.WAIT:
                 pass  # asked again in a while

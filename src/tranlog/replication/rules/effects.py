@@ -153,9 +153,12 @@ class RollBack(Effect, frozen=True):
 
 
 class Restore(Effect, frozen=True):
-    """Copy the log of that node in the place of this one. Then call `restored`."""
+    """Copy the log of that node in the place of this one, but save first what comes after `after`, which this one may
+    have alone; all of it where it does not hold that. `ordered`: by an operator. The node then begins anew."""
 
     source: NodeId
+    after: Gtid
+    ordered: bool = False
 
 
 class KeepFrom(Effect, frozen=True):

@@ -358,14 +358,17 @@ class Find(Packet, frozen=True):
 
 
 class Files(Packet, frozen=True):
-    """A restore asks for the list of segments, or answers with it: name, bytes, CRC-32."""
+    """A restore asks for the list of the log's files; the answer names each with its bytes and their CRC-32.
+
+    The number 0 only says that the source is there.
+    """
 
     number: Count
     names: tuple[tuple[str, int, int], ...] = ()
 
 
 class File(Packet, frozen=True):
-    """A part of a segment that is restored."""
+    """A restore asks for a part of a file, with an empty `raw`; the answer has it."""
 
     number: Count
     name: str

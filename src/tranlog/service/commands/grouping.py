@@ -23,7 +23,7 @@ from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
-from tranlog.service.process.api import AddNode, ByName, Reconfigure, StepDown
+from tranlog.service.process.api import AddNode, ByName, Freeze, Reconfigure, RestoreNode, StepDown, SyncFrom
 from tranlog.service.process.client import GRACE_S
 from tranlog.service.process.last_error import keeping_error
 from tranlog.service.process.node_part import HAND_OVER_S, NodePart, node_contexts, node_options
@@ -36,6 +36,7 @@ node_app = new_app(help="One node of a group.\n\n\b\nExample:\n  tranlog --conf 
 group_app = new_app(help="A group of nodes that replicate a log.\n\n\b\nExample:\n  tranlog --conf a.toml group status")
 
 _ADD_S = 660.0
+_RESTORE_S = 86_400.0
 Name = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 
 
@@ -116,6 +117,9 @@ def node_status(asks: Ask, as_json: AsJson = False) -> int:
         )
         if found.fatal:
             print(f"  {found.fatal}")
+            print(f"  Next: tranlog group restore {found.name}")
+        if found.restore is not None:
+            print(f"  its log comes: {found.restore}")
     return ExitCode.DONE if found.state in ("PRIMARY", "REPLICA", "WITNESS") else ExitCode.CHECK_FAILED
 
 
@@ -278,6 +282,33 @@ def remove(
         print(f"node {name} is not in the group any more")
 
 
+@group_app.command("restore")
+@reaching_node
+def restore(
+    asks: Ask,
+    name: Name,
+    source: Annotated[
+        str, typer.Option("--from", metavar="NODE", help="Whose log it gets; default: the primary's.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give a node the whole log of another one, in the place of its own; wait until it has it.
+
+    For a node that is FATAL, or for whom no other one has what it lacks. It runs meanwhile. What it alone may have is
+    saved first: `tranlog rollback list` there. Until the new log is there whole it keeps the old one.
+
+    
+    Example:
+      tranlog --conf a.toml group restore c
+      tranlog --conf c.toml node status
+    """
+    found = asks("/group/restore", RestoreNode(name=name, source=source), timeout_s=_RESTORE_S)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {name} has a new log, and follows")
+
+
 @group_app.command("reconfigure")
 @reaching_node
 def reconfigure(
@@ -302,6 +333,48 @@ def reconfigure(
         print_json(found)
     else:
         print(f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}")
+
+
+@group_app.command("freeze")
+@reaching_node
+def freeze(
+    asks: Ask,
+    name: Name,
+    seconds: Annotated[float, typer.Argument(metavar="S", min=0, help="For so long; 0 ends it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Have a node not stand to be primary for a while. It votes.
+
+    \b
+    Example:
+      tranlog --conf a.toml group freeze c 120
+    """
+    found = asks("/group/freeze", Freeze(name=name, seconds=seconds))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {name} does not stand for {seconds:g} s")
+
+
+@group_app.command("sync-from")
+@reaching_node
+def sync_from(
+    asks: Ask,
+    name: Name,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Whom it shall follow.")],
+    as_json: AsJson = False,
+) -> None:
+    """Have a node follow another one than the primary, as long as that one is ahead of it and alive.
+
+    \b
+    Example:
+      tranlog --conf a.toml group sync-from c b
+    """
+    found = asks("/group/sync-from", SyncFrom(name=name, source=source))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"node {name} follows {source} where it can")
 
 
 @group_app.command("step-down")

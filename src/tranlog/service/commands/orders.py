@@ -112,7 +112,11 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def reaching_node(command: Callable[..., Any]) -> Callable[..., Any]:
     """As `reaching`, for the node of a group."""
-    return _reaching(command, _node, lambda now: f"node {now['node']} is {now['state']}")
+    return _reaching(command, _node, _node_line)
+
+
+def _node_line(now: Mapping[str, Any]) -> str:
+    return f"node {now['node']} is {now['state']}" + (f", {now['restore']}" if "restore" in now else "")
 
 
 def _reaching(

@@ -153,6 +153,8 @@ class GroupKeys:
     """What the others are told, where that is another address."""
     via: dict[str, str] = field(default_factory=dict, metadata={"example": {"b": "b.internal.example:2112"}})
     """By node, at which address this one reaches it instead of the one that the group knows."""
+    restore: Literal["auto", "manual"] = "auto"
+    """Where nobody has what it lacks: it gets a whole log by itself, or waits for `tranlog group restore`."""
     tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "a.pem"})
     """This node's certificate, which the group's authority has signed for its name."""
     tls_key: str | None = field(default=None, metadata={"path": True, "example": "a.key"})

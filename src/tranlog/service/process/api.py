@@ -209,6 +209,27 @@ class AddNode(_Body, frozen=True):
     tags: dict[str, str] = {}
 
 
+class RestoreNode(_Body, frozen=True):
+    """A node of the group, and from which one it gets its log; none: from the primary."""
+
+    name: str
+    source: str = ""
+
+
+class Freeze(_Body, frozen=True):
+    """A node of the group, and for how long it does not stand; 0 ends it."""
+
+    name: str
+    seconds: Seconds = 60.0
+
+
+class SyncFrom(_Body, frozen=True):
+    """A node of the group, and whom it shall follow."""
+
+    name: str
+    source: str
+
+
 class Reconfigure(_Body, frozen=True):
     """`force` has to be set: without the word of a majority, only by force. `without`: who is a member no more."""
 

@@ -69,6 +69,21 @@ class NodePart:
         """Have the primary hand over. Raises GroupOrderError where no other node has everything in time."""
         return self._order("step-down", asked)
 
+    @api.post("/group/restore")
+    def restore(self, asked: api.RestoreNode) -> dict[str, Any]:
+        """Give a node the whole log of another one, and wait until it has it. Raises GroupOrderError, ConfigError."""
+        return self._order("restore", asked)
+
+    @api.post("/group/freeze")
+    def freeze(self, asked: api.Freeze) -> dict[str, Any]:
+        """Have a node not stand for a while. Raises GroupOrderError, ConfigError."""
+        return self._order("freeze", asked)
+
+    @api.post("/group/sync-from")
+    def sync_from(self, asked: api.SyncFrom) -> dict[str, Any]:
+        """Have a node follow another one. Raises GroupOrderError, ConfigError."""
+        return self._order("sync-from", asked)
+
     @api.post("/group/reconfigure")
     def reconfigure(self, asked: api.Reconfigure) -> dict[str, Any]:
         """Force a configuration upon this node, whatever is lost by it. Raises GroupOrderError, ConfigError."""
@@ -81,8 +96,10 @@ class NodePart:
         return self._run(self._node.orders.give(name, msgspec.structs.asdict(asked)))
 
     def progress(self) -> dict[str, str]:
-        """Return the node's state."""
-        return {"node": self._node.options.node, "state": STATE_NAMES[self._node.standing.state]}
+        """Return the node's state, and how far a restore of it is."""
+        found = {"node": self._node.options.node, "state": STATE_NAMES[self._node.standing.state]}
+        restore = self._node.orders.restoring.status
+        return found if restore is None else {**found, "restore": str(restore)}
 
     def ready(self) -> str:
         """Say why the node serves nobody; empty where it does."""
@@ -110,6 +127,7 @@ def node_options(config: Config) -> NodeOptions:
         listen=group.listen,
         address=group.address,
         via=group.via,
+        restore=group.restore,
         log=config.log,
     )
 
