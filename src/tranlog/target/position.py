@@ -194,8 +194,8 @@ _Result = TypeVar("_Result")
 _Row = TypeVar("_Row", PipelineRow, ChannelRow)
 
 
-class SqlPositions:
-    """Positions in tables of a database, over one session; see Positions for its methods. Threads: one at a time."""
+class SqlTables:
+    """Our own tables in a database, over one session: making them, looking at them. Threads: one at a time."""
 
     def __init__(self, session: Session, dialect: Dialect, *, where: str, lock_timeout_s: float) -> None:
         self._session = session
@@ -209,8 +209,6 @@ class SqlPositions:
 
     def _fetch(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._session.fetch(self._sql(query), values)
-
-    # --- reading ---
 
     def ensure_tables(self, *, again: bool = False) -> None:
         """Create our tables where they are missing; two who do it at once do not disturb each other."""
@@ -264,6 +262,10 @@ class SqlPositions:
         queries = [f"SELECT pipeline FROM {name}" for name in _TABLES if self._is_there(name)]
         return sorted({name for query in queries for (name,) in self._session.fetch(query)})
 
+
+class SqlPositions(SqlTables):
+    """Positions in tables of a database, over one session; see Positions for its methods. Threads: one at a time."""
+
     def forget(self, *, pipeline: str, token: int) -> None:
         def work() -> None:
             self._fetch(_LOCK_CHANNELS, pipeline)
@@ -275,6 +277,8 @@ class SqlPositions:
         if not self.pipelines():
             for name in self._tables():
                 self._run(f"DROP TABLE IF EXISTS {name}")
+
+    # --- reading ---
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         rows = self._read("tranlog_pipeline", _READ_PIPELINE, pipeline)

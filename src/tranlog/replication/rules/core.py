@@ -27,6 +27,7 @@ from tranlog.replication.rules.effects import (
     KeepFrom,
     Put,
     PutChunk,
+    ReplicatedLog,
     Restore,
     RollBack,
 )
@@ -412,21 +413,10 @@ class Core(Reigning):
 
     def _having(self, waiting: OpenQuestion) -> tuple[str, ...]:
         """Return who has it durable. Of a transaction that this log does not hold, acks of later ones say nothing."""
-        if not self._held(waiting.gtid):
+        if not _held(self.log, waiting.gtid):
             return ()
         durable = ack_rules.durable_at(self.mind.acks, self.node, self.log.durable)
         return concern.named(self.config, concern.written_to(self.config, durable, waiting.gtid))
-
-    def _held(self, gtid: Gtid) -> bool:
-        """Whether this log holds a transaction, or purged it, and what is purged was committed.
-
-        Epochs do not fall: nothing of a later epoch than the first one's was purged. What has no seqno never was.
-        """
-        log = self.log
-        if not 0 <= gtid.seqno < log.first:
-            return gtid.seqno >= 0 and holds(log, gtid)
-        first = log.gtid(log.first)
-        return first is None or gtid.epoch <= first.epoch
 
     def _answer(self) -> None:
         """Answer each question whose time has come, whatever others wait for."""
@@ -436,7 +426,7 @@ class Core(Reigning):
         durable = ack_rules.durable_at(mind.acks, self.node, log.durable)
         still = []
         for one in mind.waiting:
-            held = self._held(one.gtid)
+            held = _held(self.log, one.gtid)
             if held and concern.is_met(self.config, one, durable, mind.committed, mind.epoch):
                 self._tell(one, concern.SATISFIED, self._having(one))
             elif not held and one.gtid.epoch < mind.epoch == mind.committed.epoch:
@@ -470,3 +460,14 @@ class Core(Reigning):
                 self._on_lead(sender, packet)
             case _:
                 pass  # a shell's: handshakes, clients, files
+
+
+def _held(log: ReplicatedLog, gtid: Gtid) -> bool:
+    """Whether a log holds a transaction, or purged it, and what is purged was committed.
+
+    Epochs do not fall: nothing of a later epoch than the first one's was purged. What has no seqno never was.
+    """
+    if not 0 <= gtid.seqno < log.first:
+        return gtid.seqno >= 0 and holds(log, gtid)
+    first = log.gtid(log.first)
+    return first is None or gtid.epoch <= first.epoch
