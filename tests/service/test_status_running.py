@@ -436,6 +436,7 @@ SAME = {
     "behind=tranlog_log_committed_seqno-tranlog_applied_seqno",
     "status.pipeline.channels.counters": "transactions=tranlog_transactions changes=tranlog_changes "
     "serial=tranlog_serial_transactions sections=tranlog_serial_sections groups=tranlog_target_transactions "
+    "depended=tranlog_depended_transactions held=tranlog_held_transactions missed=tranlog_missed_dependencies "
     "bytes=tranlog_payload_bytes skipped=tranlog_discarded_transactions "
     "waits=tranlog_meetings wait_ms=tranlog_meeting_seconds "
     "retries=tranlog_retries omitted=tranlog_omitted_transactions "

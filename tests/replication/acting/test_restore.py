@@ -162,16 +162,18 @@ def log_of(group: LiveGroup, name: str) -> NodeLog:
     return thread.log
 
 
-def purge(group: LiveGroup, name: str) -> int:
-    """Have a node's log begin later, whoever needs what goes; return its first seqno."""
-    log = log_of(group, name).log
+def purge(group: LiveGroup, *names: str) -> int:
+    """Have nodes' logs begin later, whoever needs what goes; return the first one's first seqno."""
+    logs = [log_of(group, name).log for name in names]
     commit(group, "before the purge")
-    log.add_segment()
+    for log in logs:
+        log.add_segment()
     commit(group, "after the purge")
-    for one in read_holds(log.path):
-        drop_hold(log.path, one.name)
-    log.purge(below=log.visible_seqno)
-    return log.first_seqno
+    for log in logs:
+        for one in read_holds(log.path):
+            drop_hold(log.path, one.name)
+        log.purge(below=log.visible_seqno)
+    return int(logs[0].first_seqno)
 
 
 def state_of(group: LiveGroup, name: str) -> str:
@@ -320,8 +322,7 @@ def test_a_node_that_is_too_old_waits_for_an_operator_where_it_shall(tmp_path: P
         behind, other = (name for name in group.options if name != primary)
         group.options[behind] = replace(group.options[behind], restore="manual")
         group.stop(behind)
-        purge(group, primary)
-        purge(group, other) if group.await_primary() == other else None
+        purge(group, primary, other)
         group.start(behind)
         eventually(lambda: state_of(group, behind) == "RESTORING")
         assert group.run(group.nodes[behind].orders.status()).restore is None

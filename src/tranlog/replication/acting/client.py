@@ -375,7 +375,17 @@ class LoopThread:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.run_until_complete(_let_end())
             self._loop.close()
+
+
+async def _let_end() -> None:
+    """Cancel what still runs in the loop; connections that were cut are closed by the loop's next round."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
 
 
 class RemoteGroup(Closing):

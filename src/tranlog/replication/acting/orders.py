@@ -37,6 +37,8 @@ _AT_NODE = frozenset(("restore", "freeze", "sync-from"))
 LOOK_S = 0.05
 _PRIMARY_S = 10.0
 """So long a node that shall restore its log from the primary waits to hear of one."""
+_CONNECTED_S = 5.0
+"""So long a connection to the node that shall carry an order out is waited for."""
 PATIENCE_S = 600.0
 """A new node may take so long to hold what the group has."""
 Body = dict[str, Any]
@@ -149,27 +151,31 @@ class Orders:
                 return one.node
         raise ConfigError(option=key, value=name, why="no node of the group has this name")
 
+    async def _wire_to(self, to: NodeId) -> Wire | None:
+        """Return the connection to a member, which is waited for a while: the two may be about to connect again."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _CONNECTED_S
+        while (link := self._node.links.links.get(to)) is not None and loop.time() < until:
+            if link.wire is not None:
+                return link.wire
+            await asyncio.sleep(LOOK_S)
+        return None
+
     async def _pass_on(self, name: str, body: Body, to: NodeId) -> Body:
         """Have another node carry an order out."""
-        node, number = self._node, next(self._numbers)
+        number, wire = next(self._numbers), await self._wire_to(to)
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
-        link = node.links.links.get(to)
-        if (
-            link is None
-            or link.wire is None
-            or not link.wire.send(GroupOrder(number=number, name=name, raw=msgspec.json.encode(body)))
-        ):
+        if wire is None or not wire.send(GroupOrder(number=number, name=name, raw=msgspec.json.encode(body))):
             whom = f"node {body['name']}" if name in _AT_NODE else "no primary is known, or it"
             raise GroupOrderError(why=f"{whom} cannot be reached from here")
-        gone = asyncio.ensure_future(link.wire.gone.wait())
+        gone = asyncio.ensure_future(wire.gone.wait())
         try:
             await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             self._waiting.pop(number, None)
         if not waiting.done():
-            why = f"the connection to {link.member.name} ended before its answer came"
-            raise GroupOrderError(why=f"{why}")
+            raise GroupOrderError(why=f"the connection to {wire.where} ended before its answer came")
         found: Body = msgspec.json.decode(waiting.result().raw)
         if not waiting.result().done:
             raise GroupOrderError(why=str(found.get("error")))

@@ -71,6 +71,9 @@ changes counters.changes Row changes applied.
 target_transactions counters.groups Target transactions with rows.
 serial_transactions counters.serial Transactions applied alone.
 serial_sections counters.sections Serial sections: runs of such transactions.
+depended_transactions counters.depended Transactions that depended on one of another channel, by write sets.
+held_transactions counters.held Of these, those that waited for it.
+missed_dependencies counters.missed Conflicts that were gone when the other channels had come, by write sets.
 discarded_transactions counters.skipped Other channels' transactions passed.
 omitted_transactions counters.omitted Transactions that the operator had left out.
 filtered_transactions counters.filtered Transactions that filters left nothing of.
