@@ -105,7 +105,14 @@ def test_a_target_that_lost_its_position(shop: Shop) -> None:
     shop("capture", "--once")
     last = json.loads(shop("apply", "--until", "now", "--json").stdout)["status"]["restart_seqno"]
     target = apsw.Connection(str(shop.path / "target.db"))
-    for name in ("tranlog_channel", "tranlog_pipeline", "tranlog_shard", "tranlog_left_out", "tranlog_load"):
+    for name in (
+        "tranlog_channel",
+        "tranlog_pipeline",
+        "tranlog_shard",
+        "tranlog_left_out",
+        "tranlog_load",
+        "tranlog_plan",
+    ):
         target.execute(f"DROP TABLE {name}")
     shop.write("INSERT INTO line VALUES (3, 4)")
     shop("capture", "--once")
