@@ -33,6 +33,7 @@ from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.postgres import PostgresSource
 from tranlog.source.postgres.position import WalPosition, parse_lsn
+from tranlog.source.postgres.stream import SlotStream
 from tranlog.target.options import TargetKind, TargetOptions
 from tranlog.testing.servers import PostgresAddress, PostgresServer
 from tranlog.types import UNCHANGED
@@ -475,6 +476,34 @@ def test_a_server_that_restarts_or_is_killed_is_followed_on(
     again = follow_postgres(follower.source.options, ours)
     run(server, "postgres", "INSERT INTO t VALUES (9)")
     assert [one.rows[0].after for one in again.wait_for(1)] == [(9, None)]
+
+
+def test_a_reader_that_was_lost_may_still_move_the_slot(
+    postgres_source: PostgresServer, postgres_source_database: str, follow_postgres: Follow
+) -> None:
+    """The server takes what the lost connection had told it when another one waits for the slot already."""
+    server, database = postgres_source, postgres_source_database
+    run(server, database, FULL)
+    options = options_for(server, database)
+    follower = follow_postgres(options, releases=False)
+    run(server, database, "INSERT INTO t VALUES (1)")
+    follower.wait_for(1)
+    ours, lsn = follower.event_id, follower.lsn
+    follower.source.close()
+    lost = SlotStream(options)
+    lost.begin()
+
+    def end() -> None:
+        time.sleep(1.0)
+        lost.confirm(lsn)
+        lost.close()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    again = follow_postgres(options, ours)
+    ending.join()
+    run(server, database, "INSERT INTO t VALUES (2)")
+    assert [one.rows[0].after for one in again.wait_for(1)] == [(2, None)]
 
 
 def standby_of(primary: PostgresServer) -> PostgresServer:

@@ -40,7 +40,7 @@ from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, Other, Time
 
 pytestmark = pytest.mark.integration
 
-OURS = ("tranlog_pipeline", "tranlog_channel", "tranlog_shard", "tranlog_left_out", "tranlog_load")
+OURS = ("tranlog_pipeline", "tranlog_channel", "tranlog_shard", "tranlog_left_out", "tranlog_load", "tranlog_plan")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 from tranlog.source.postgres.fragments import Committed, PostgresFragmentMaker
 from tranlog.source.postgres.messages import MessageFormatError
-from tranlog.source.postgres.position import WalPosition, lsn_text, why_lost
+from tranlog.source.postgres.position import SlotState, WalPosition, lsn_text, why_lost
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import PostgresTableLayout
 from tranlog.source.postgres.snapshot import PostgresSnapshot, SnapshotTaking
@@ -156,7 +156,8 @@ class PostgresSource:
             elif (why := why_lost(self._position, history, slot)) is not None:
                 raise self._lost(why)
             assert slot is not None
-            self._wait_for_slot()
+            # Until nobody reads it, a reader that was lost may still move it by what we told it.
+            slot = self._wait_for_slot() or slot
             stream.begin()
         except BaseException:
             stream.close()
@@ -189,8 +190,8 @@ class PostgresSource:
         if self.options.ddl_capture == "event_trigger":
             self._catalog.make_trigger()
 
-    def _wait_for_slot(self) -> None:
-        """Wait for the reader that a lost connection or a killed capture left.
+    def _wait_for_slot(self) -> SlotState | None:
+        """Wait for the reader that a lost connection or a killed capture left; return the slot without one.
 
         Raises SourceSetupError; SourceUnavailableError where `stop` came first.
         """
@@ -208,6 +209,7 @@ class PostgresSource:
                     remedy="Stop that program, or set the option slot to a name that is this log's own",
                 )
             self._clock.sleep(PAUSE_SLICE_S)
+        return slot
 
     def _lost(self, why: str) -> PositionLostError:
         return PositionLostError(event_id=str(self._position), why=why)
