@@ -33,14 +33,16 @@ from tranlog.errors import (
     TargetTableError,
     TargetUnavailableError,
 )
+from tranlog.target.once import STATEMENT_TABLE
 from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.position import OUR_TABLES
 from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
 from tranlog.testing.servers import PostgresAddress
 from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, Other, Time
 
 pytestmark = pytest.mark.integration
 
-OURS = ("tranlog_pipeline", "tranlog_channel", "tranlog_shard", "tranlog_left_out", "tranlog_load", "tranlog_plan")
+OURS = sorted(OUR_TABLES - {STATEMENT_TABLE})
 
 
 @pytest.fixture

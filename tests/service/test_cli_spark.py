@@ -19,6 +19,8 @@ from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.member import MemberLog
 from tranlog.source.sqlite import connect
+from tranlog.target.once import STATEMENT_TABLE
+from tranlog.target.position import OUR_TABLES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # several starts of a JVM, on a shared machine
 PROGRAM = Path(sys.executable).with_name("tranlog")
@@ -105,14 +107,7 @@ def test_a_target_that_lost_its_position(shop: Shop) -> None:
     shop("capture", "--once")
     last = json.loads(shop("apply", "--until", "now", "--json").stdout)["status"]["restart_seqno"]
     target = apsw.Connection(str(shop.path / "target.db"))
-    for name in (
-        "tranlog_channel",
-        "tranlog_pipeline",
-        "tranlog_shard",
-        "tranlog_left_out",
-        "tranlog_load",
-        "tranlog_plan",
-    ):
+    for name in sorted(OUR_TABLES - {STATEMENT_TABLE}):
         target.execute(f"DROP TABLE {name}")
     shop.write("INSERT INTO line VALUES (3, 4)")
     shop("capture", "--once")
