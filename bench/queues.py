@@ -25,7 +25,7 @@ import msgspec
 from frame import Bench, Question, run
 
 from tranlog.change import Column, Op, RowChange, TableMap
-from tranlog.header import TransactionHeader
+from tranlog.header import Passes, TransactionHeader
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
@@ -166,7 +166,7 @@ class FileCursor:
             self._rest = buffer[at:]
             self._items.reverse()
 
-    def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
+    def pass_over(self, shards: Container[bytes], upto: Seqno, passes: Passes | None = None) -> Seqno:
         return NO_SEQNO
 
     def passed(self) -> TransactionHeader:

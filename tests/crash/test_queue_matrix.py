@@ -156,7 +156,7 @@ def no_end(store: MessageStore) -> None:
     with journal.lock, journal:
         transaction = journal.put(TX_START, WHOLE, NO_LSN, b"")
         taken = DEQUEUE_BODY.pack(store._catalogue.queue("a").id, transaction, ACKED)
-        journal.put(DEQUEUE, WHOLE, next(iter(store._core.state.messages)), taken)
+        journal.put(DEQUEUE, WHOLE, store._core.state.messages.values()[0].id, taken)
         journal.put(START, WHOLE, NO_LSN, START_BODY.pack(0, 0, 0, 1) + b"z")
     store.sync()
 

@@ -60,6 +60,13 @@ QUEUES = {
         "        homeless: list[Message] = []\n",
     ): f"{_ROW}[Chunk k (last), no Enqueue]",
     _mutant(
+        "queue-run-without-checksum",
+        "groups that are read at once are not held against their checksums",
+        "rules.runs",
+        " != expected & _U32:",
+        " == -1:",
+    ): f"{_LOG}::test_a_bad_byte_below_a_proof_is_damage[single]",
+    _mutant(
         "queue-group-in-parts",
         "a record counts without the rest of its group",
         "rules.recovery",
@@ -91,14 +98,21 @@ QUEUES = {
         "queue-told-before-sync",
         "a call that waits returns before the sync",
         "definitions",
-        "        self._journal.commit(target)\n",
+        "        self._journal.commit()\n",
         "        self._journal.check_open()\n",
+    ): _LIFE,
+    _mutant(
+        "queue-published-before-sync",
+        "a publish that waits returns before the sync",
+        "publishing",
+        "            core.journal.commits.wait(turn, target)\n",
+        "",
     ): _LIFE,
     _mutant(
         "queue-base-of-a-later-moment",
         "the base is taken after the sync that is to make it true, not before",
         "files.journal",
-        "        self.give_back(self._needed)\n",
+        "        if self.files.in_use[0] < self._needed:\n            self.give_back(self._needed)\n",
         "        self.give_back(self._state.lowest(self.buffer.number))\n",
     ): "tests/queues/test_store_defects.py::test_8_a_sync_gives_back_no_container_that_a_later_record_set_free",
     _mutant(

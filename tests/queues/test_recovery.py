@@ -14,6 +14,8 @@ from tranlog.checksum import crc32
 from tranlog.ids import Lsn, lsn
 from tranlog.queues.rules import records
 from tranlog.queues.rules.records import (
+    ATTEMPT,
+    ATTEMPT_BODY,
     CHUNK,
     CHUNK_BODY,
     COMMIT,
@@ -171,6 +173,15 @@ def two_phases(log: LogBytes) -> None:
         log.put(DELETE_TX, WHOLE, tx)
 
 
+def moved_here(log: LogBytes) -> None:
+    """The Start was in a container that is used again."""
+    place = MOVE_PLACE.pack(7, 55, 44, 3, 2, 1)
+    for of in (33, 34):
+        log.put(MOVE, WHOLE, of, MOVE_BODY.pack(9, 1, 5, 1) + place + b"hello")
+    log.put(DEQUEUE, FIRST, 33, DEQUEUE_BODY.pack(7, 0, 0))
+    log.put(DELETE, LAST, 33)
+
+
 def moved(log: LogBytes) -> None:
     one = log.start(b"x")
     first = log.enqueue(one, 7)
@@ -181,7 +192,30 @@ def moved(log: LogBytes) -> None:
     log.dequeue(other, 7)
 
 
-MATRIX = [single, fan_out, in_sections, local, ahead_of_its_outcome, two_phases, moved]
+def several(log: LogBytes) -> None:
+    """Taken at once, after a record that names another one, by another queue, and twice."""
+
+    def put(queue: int) -> Lsn:
+        one = log.start(b"x")
+        log.enqueue(one, queue)
+        return one
+
+    def take(one: Lsn, queue: int) -> None:
+        log.dequeue(one, queue, flags=FIRST)
+        log.put(DELETE, LAST, one)
+
+    one, two, three = put(7), put(8), put(7)
+    take(two, 8)
+    log.put(ATTEMPT, WHOLE, one, ATTEMPT_BODY.pack(7, 2))
+    take(one, 7)
+    four = put(7)
+    take(two, 8)
+    take(three, 8)
+    put(8)
+    take(four, 7)
+
+
+MATRIX = [single, fan_out, in_sections, local, ahead_of_its_outcome, two_phases, moved, moved_here, several]
 
 
 def written(life: Callable[[LogBytes], None], number: int = 1, epoch: int = EPOCH) -> LogBytes:
@@ -274,17 +308,30 @@ def test_groups_that_are_read_at_once_are_what_they_are_record_by_record(
     begin = HEADER_BYTES
     while begin < len(log.raw):  # a right checksum, and one field that is another
         size = int.from_bytes(log.raw[begin : begin + 4], "big")
-        if log.raw[begin + 4] in (START, ENQUEUE, DEQUEUE, DELETE):
+        if log.raw[begin + 4] in (START, ENQUEUE, DEQUEUE, DELETE, MOVE):
             raws += [resealed(log, begin, size, at) for at in range(4, size - 4)]
         begin += size
 
     def told() -> list[object]:
         scans = [walked(raw) for raw in raws]
-        return [(one.damage or view(one), one.end_offset, one.stop, one.epoch, one.groups_cut) for one in scans]
+        return [
+            (one.damage or (view(one), held(one.state)), one.end_offset, one.stop, one.epoch, one.groups_cut)
+            for one in scans
+        ]
 
     at_once = told()
     monkeypatch.setattr(LogScan, "_take_run", lambda *_: 0)
     assert at_once == told()
+
+
+def held(state: QueueState) -> object:
+    """Return what a state knows of its messages, and of the containers in which they stand."""
+    messages = [
+        (one.id, one.stands, one.stored_at, one.header_length, one.total_length, one.got, one.chunks)
+        + tuple((on.queue_id, on.visible, on.enqueued, on.expires_at, on.priority, on.attempts) for on in one.places)
+        for one in state.messages.values()
+    ]
+    return messages, state.live, state.live_bytes
 
 
 def resealed(log: LogBytes, begin: int, size: int, at: int) -> bytes:

@@ -185,7 +185,7 @@ def test_what_recovery_rolled_back_is_so_in_the_log(machine: Machine) -> None:
     with store._journal.lock, store._journal:
         transaction = store._journal.put(TX_START, WHOLE, NO_LSN, b"")
         taken = DEQUEUE_BODY.pack(store._catalogue.queue("a").id, transaction, ACKED)
-        store._journal.put(DEQUEUE, WHOLE, next(iter(store._core.state.messages)), taken)
+        store._journal.put(DEQUEUE, WHOLE, store._core.state.messages.values()[0].id, taken)
     store.sync()
     store = machine.kill()
     assert store.recovered.rolled_back == 1

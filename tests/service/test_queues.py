@@ -62,7 +62,7 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         assert sum(" Start " in line for line in lines) == 31
         transactions = mail("dump", path, "--stream", "transaction")[1].splitlines()
         assert [line.split()[-1] for line in transactions if "Dtx-Start" in line] == ["xid_bytes=10", "xid_bytes=1"]
-        message = next(iter(store._core.state.messages))
+        message = store._core.state.messages.values()[0].id
         (start, enqueue) = mail("dump", path, "--object", lsn_text(message))[1].splitlines()
         assert " first Start " in start and f"Enqueue of {lsn_text(message)}" in enqueue
         found = json.loads(mail("dump", path, "--object", lsn_text(message), "--json")[1].splitlines()[0])

@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
+_PUBLISH_BYTES = _START_BYTES + _ENQUEUE_BYTES
 _DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
 _RUN_BYTES = 256 * 1024
 """So much is put at once of what is published together."""
@@ -158,7 +159,7 @@ class StoreCore:
         journal.tidy = lambda count: tidy(journal, state, self.section, count)
         self._clock = clock
         self._room = content_bytes  # for content in memory
-        self._rows = {queue_id: QueueRow(queue_id, row) for queue_id, row in in_order(state.messages.values()).items()}
+        self._rows = {queue_id: QueueRow(queue_id, row) for queue_id, row in in_order(state.messages).items()}
 
     def row(self, queue_id: int) -> QueueRow:
         """Return what waits on a queue."""
@@ -197,45 +198,62 @@ class StoreCore:
         expires_at: int,
         priority: int,
         once: ProducerStep | None,
+        wait: bool,
     ) -> Message:
-        """Put a message that fits one section on queues, as one group."""
-        if len(queues) == 1 and once is None:
-            return self.publish_each(header_length, (raw,), queues[0], expires_at, priority)[0]
+        """Put a message that fits one section on queues, as one group. `wait`: its publisher is to wait for it."""
+        size = _PUBLISH_BYTES + len(raw)
+        if len(queues) == 1 and once is None and self.journal.fits(size):
+            return self._publish_run(header_length, (raw,), size, queues[0], expires_at, priority, wait)[0]
         return self._publish_group(header_length, raw, queues, expires_at, priority, once)
 
     def publish_each(
         self, header_length: int, raws: Sequence[bytes], queue_id: int, expires_at: int, priority: int
     ) -> list[Message]:
         """Put messages that fit one section each on a queue, each as a group of its own."""
-        journal, state, row, stored_at = self.journal, self.state, self.row(queue_id), self._clock.now_ms()
         found: list[Message] = []
         while len(found) < len(raws):
             size, run = 0, []  # what goes into the newest container, and is put at once
             for raw in islice(raws, len(found), None):
-                more = _START_BYTES + len(raw) + _ENQUEUE_BYTES
-                if size + more > _RUN_BYTES or not journal.fits(size + more):
+                more = size + _PUBLISH_BYTES + len(raw)
+                if more > _RUN_BYTES or not self.journal.fits(more):
                     break
-                size += more
+                size = more
                 run.append(raw)
-            if not run:
+            if run:
+                found += self._publish_run(header_length, run, size, queue_id, expires_at, priority)
+            else:
                 raw = raws[len(found)]
                 found.append(self._publish_group(header_length, raw, (queue_id,), expires_at, priority, None))
-                continue
-            journal.admit(size, Need.PUBLISH)
-            place = begin = journal.next_place()
-            epoch, pieces = journal.epoch, list[bytes]()
-            for raw in run:
-                pieces += encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
-                place = Lsn(place + _START_BYTES + len(raw) + _ENQUEUE_BYTES)
-            journal.put_whole(pieces, size)
-            for raw in run:
-                enqueued = Lsn(begin + _START_BYTES + len(raw))
-                on = QueuePlace(queue_id, enqueued, enqueued, expires_at, priority)
-                message = self._keep(state.put_whole(begin, stored_at, header_length, len(raw), on), raw)
-                row.append(message)
-                found.append(message)
-                begin = Lsn(enqueued + _ENQUEUE_BYTES)
-            row.counts.published += len(run)
+        return found
+
+    def _publish_run(
+        self,
+        header_length: int,
+        run: Sequence[bytes],
+        size: int,
+        queue_id: int,
+        expires_at: int,
+        priority: int,
+        wait: bool = False,
+    ) -> list[Message]:
+        """Put messages, whose groups have `size` bytes and fit the newest container, on a queue."""
+        journal, state, row, stored_at = self.journal, self.state, self.row(queue_id), self._clock.now_ms()
+        journal.admit(size, Need.PUBLISH)
+        place = begin = journal.next_place()
+        epoch, pieces = journal.epoch, list[bytes]()
+        for raw in run:
+            pieces += encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
+            place = Lsn(place + _PUBLISH_BYTES + len(raw))
+        journal.put_whole(pieces, size, wait=wait)
+        found: list[Message] = []
+        for raw in run:
+            enqueued = Lsn(begin + _START_BYTES + len(raw))
+            on = QueuePlace(queue_id, enqueued, enqueued, expires_at, priority)
+            message = self._keep(state.put_whole(begin, stored_at, header_length, len(raw), on), raw)
+            row.append(message)
+            found.append(message)
+            begin = Lsn(enqueued + _ENQUEUE_BYTES)
+        row.counts.published += len(run)
         return found
 
     def _publish_group(
@@ -286,7 +304,7 @@ class StoreCore:
             row = self.row(place.queue_id)
             row.add(message, place)
             row.counts.published += 1
-        self.journal.changed.notify_all()
+        self.journal.changed.tell()
 
     def begin_large(self, header_length: int, total_length: int, section: bytes) -> Message:
         """Put the first section of a message, which counts for nothing before it is on a queue."""

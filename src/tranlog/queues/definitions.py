@@ -34,9 +34,7 @@ class StoreDefinitions:
 
     def sync(self) -> None:
         """Return when everything that any call has done so far is durable."""
-        with self._journal.lock:
-            target = self._journal.place
-        self._journal.commit(target)
+        self._journal.commit()
 
     def declare(self, queue: str, *, arguments: bytes = b"", transient: bool = False) -> int:
         """Create a queue if it is missing; return its id, which is never given out again.

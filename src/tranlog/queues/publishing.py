@@ -37,39 +37,54 @@ class MessagePublishing:
         priority: int,
         once: ProducerStep | None = None,
         *,
+        wait: bool = True,
         transient: bool = False,
     ) -> Message | None:
-        """Put a message on queues; see `MessageStore.publish`. None where it was there before."""
+        """Put a message on queues; see `MessageStore.publish`. None where it was there before; that is durable, too."""
         names = list(dict.fromkeys(queues))
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
         if expires_at or priority:
             _check_stamps(expires_at, priority)
+        whole = content if type(content) is bytes and not header else None
         if isinstance(content, _BYTES):
             length, content = len(content), (content,)
         elif length is None:
             raise ValueError("content in parts needs its length")
         total, core, stamps = len(header) + length, self._core, (expires_at, priority)
         if total <= core.section_bytes or not names:
-            raw = b"".join((header, *content)) if names else b""
-            if names and len(raw) != total:
-                _check_length(len(raw), total)
+            raw = b""
+            if names:
+                raw = b"".join((header, *content)) if whole is None else whole
+                if len(raw) != total:
+                    _check_length(len(raw), total)
             with core.journal.lock, core.journal:
                 stored, kept = self._ids(names, transient)
                 if once is not None and core.has_seen(once):
-                    return None
-                if not kept:
-                    return self._put_small(len(header), raw, stored, *stamps, once)
-                with self._twin(len(header), total) as twin:
-                    message = self._put_small(len(header), raw, stored, *stamps, once)
-                    core.show_transient(twin, raw, kept, *stamps)
-                return message or twin
+                    message = None
+                elif not kept:
+                    message = self._put_small(len(header), raw, stored, *stamps, once, wait=wait)
+                else:
+                    with self._twin(len(header), total) as twin:
+                        message = self._put_small(len(header), raw, stored, *stamps, once) or twin
+                        core.show_transient(twin, raw, kept, *stamps)
+                if not (wait and (stored or once)):
+                    return message
+                turn, target = core.journal.take_turn()
+            core.journal.commits.wait(turn, target)
+            return message
         with core.journal.lock:
-            if once is not None and core.has_seen(once):
-                return None
-            _, kept = self._ids(names, transient)
-        with self._twin(len(header), total) if kept else nullcontext() as copy:
-            return self._large(iter(content), names, header, total, *stamps, once=once, transient=transient, twin=copy)
+            seen = once is not None and core.has_seen(once)
+            stored, kept = self._ids(names, transient)
+        message = None
+        if not seen:
+            with self._twin(len(header), total) if kept else nullcontext() as copy:
+                message = self._large(
+                    iter(content), names, header, total, *stamps, once=once, transient=transient, twin=copy
+                )
+        if wait and (stored or once):
+            core.journal.commit()
+        return message
 
     def publish_many(
         self, contents: Sequence[bytes], queues: Sequence[str], header: bytes, expires_at: int, priority: int
@@ -83,7 +98,7 @@ class MessagePublishing:
                 stored, _ = self._ids(names, transient=False)
                 if stored:
                     return core.publish_each(len(header), raws, stored[0], expires_at, priority)
-        each = (self.publish(one, names, None, header, expires_at, priority) for one in contents)
+        each = (self.publish(one, names, None, header, expires_at, priority, wait=False) for one in contents)
         return [one for one in each if one is not None]
 
     def _ids(self, queues: Iterable[str], transient: bool) -> tuple[list[int], list[int]]:
@@ -104,11 +119,13 @@ class MessagePublishing:
         expires_at: int,
         priority: int,
         once: ProducerStep | None,
+        *,
+        wait: bool = False,
     ) -> Message | None:
         """Put a message that fits one section into the log; for no queue, no more than where its producer stands."""
         core = self._core
         if queues:
-            return core.publish_small(header_length, raw, queues, expires_at, priority, once)
+            return core.publish_small(header_length, raw, queues, expires_at, priority, once, wait)
         if once is not None:
             core.journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
             core.stand(once, WHOLE)

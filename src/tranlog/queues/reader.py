@@ -54,7 +54,7 @@ class StoreReader:
         state, names = scan.state, {queue.id: queue.name for queue in self._catalogue.queues.values()}
         rolled_back, dropped = state.abort_open(), state.drop_unknown(names)
         self._scan, self._state, self._names = scan, state, names
-        self._rows = in_order(state.messages.values())
+        self._rows = in_order(state.messages)
         self._recovery = StoreRecovery(
             created=False,
             clean=scan.clean,

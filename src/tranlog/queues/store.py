@@ -225,10 +225,8 @@ class MessageStore(StoreDefinitions):
             if not queues:
                 return None
         stamps = expires_at, priority
-        message = self._publishing.publish(content, queues, length, header, *stamps, transient=transient)
+        message = self._publishing.publish(content, queues, length, header, *stamps, wait=wait, transient=transient)
         assert message is not None, "only publish_once has seen a message before"
-        if wait and not message.transient:
-            self.sync()
         return message.id
 
     def publish_many(
@@ -289,7 +287,6 @@ class MessageStore(StoreDefinitions):
             queues = self.route(exchange, key, headers)
         once = ProducerStep(raw, NamedPosition(number))
         message = self._publishing.publish(content, queues, length, header, expires_at, priority, once)
-        self.sync()
         return None if message is None else message.id
 
     def transaction(self) -> StoreTransaction:
@@ -430,4 +427,4 @@ class MessageStore(StoreDefinitions):
             for delivery in dict.fromkeys(deliveries):
                 self._core.come_back(delivery.message, delivery.place)
                 del self._core.held[delivery.place]
-            self._journal.changed.notify_all()
+            self._journal.changed.tell()

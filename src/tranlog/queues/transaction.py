@@ -102,7 +102,7 @@ class TransactionWork:
                 core.delete(one.written)
             if one.twin is not None:
                 core.forget(one.twin)
-        core.journal.changed.notify_all()
+        core.journal.changed.tell()
 
     def write(self, core: StoreCore, xid: bytes | None) -> None:
         """Put it as one group: with an xid up to Prepare, else up to Commit, and carry that out.
@@ -161,7 +161,7 @@ class TransactionWork:
         # All of it is in the log: from here on nothing can be refused.
         state.begin(transaction, xid or b"")
         for one, start, queue_id, place in placed:
-            if start not in state.messages:
+            if state.messages.get(start) is None:
                 core.started(start, stored_at, one.header_length, one.raw)
             state.enqueue(place, start, queue_id, transaction, one.expires_at, one.priority)
         for delivery, _ in answers:
@@ -194,7 +194,7 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
             counts.published += 1
         else:
             counts.acknowledged += 1
-    gone = [one for one in messages if not one.places and one.id in core.state.messages]
+    gone = [one for one in messages if not one.places and core.state.messages.get(one.id) is not None]
     try:
         for message in gone:
             core.delete(message, need)
@@ -204,7 +204,7 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
     except DiskFullError:  # the outcome is in the log; the next opening deletes what is on no queue
         for message in gone:
             core.forget(message)
-    core.journal.changed.notify_all()
+    core.journal.changed.tell()
 
 
 def in_doubt(core: StoreCore) -> dict[bytes, QueueTransaction]:

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from tranlog.clock import Clock
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, TranlogError
-from tranlog.group_commit import GroupCommit, Sync
+from tranlog.group_commit import GroupCommit, Sync, Turn
 from tranlog.ids import Lsn
 from tranlog.log.files.directory import DISK_FULL
 from tranlog.log.files.ownership import Ownership, closed_by
@@ -32,10 +32,9 @@ from tranlog.queues.rules.records import (
     NEXT_BODY,
     NEXT_BYTES,
     OVERHEAD,
-    PROOF_BODY,
-    SYNC,
     container_name,
     encode_checkpoint,
+    encode_sync,
     first_lsn,
 )
 from tranlog.queues.rules.state import QueueState
@@ -43,6 +42,29 @@ from tranlog.queues.rules.state import QueueState
 logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 64 * 1024
+
+
+class Changes:
+    """Something became durable or free, or the store closed. The lock is held by whoever calls."""
+
+    __slots__ = ("_told", "_waiting")
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._told = threading.Condition(lock)
+        self._waiting = 0
+
+    def tell(self) -> None:
+        """Wake whoever waits; cheap where nobody does."""
+        if self._waiting:
+            self._told.notify_all()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when it is told, or after so many seconds. The lock is let go meanwhile."""
+        self._waiting += 1
+        try:
+            self._told.wait(seconds)
+        finally:
+            self._waiting -= 1
 
 
 class QueueJournal:
@@ -65,8 +87,7 @@ class QueueJournal:
         """Writes nothing before `open`."""
         self.files = files
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        """Told when something became durable or free, or the store closed."""
+        self.changed = Changes(self.lock)
         self.commits = GroupCommit(self, self.lock, self)
         self.durable = Lsn(0)
         self.buffer = RecordBuffer(0, HEADER_BYTES)
@@ -106,7 +127,7 @@ class QueueJournal:
                 logger.error("The message store is closed for writing. path=%s why=%s", self.files.path, error)
         self.commits.leader = 0
         self.commits.wake(everybody=True)
-        self.changed.notify_all()
+        self.changed.tell()
 
     def stop_for(self, failure: OSError, what: str) -> DiskFailedError:
         """Close the store for writing, and return the error for it."""
@@ -147,7 +168,7 @@ class QueueJournal:
         return self.buffer.place
 
     def _checkpoint_bytes(self) -> int:
-        return OVERHEAD + PROOF_BODY.size + 2 + sum(22 + len(name) for name in self._state.positions)
+        return SYNC_BYTES + 2 + sum(22 + len(name) for name in self._state.positions)
 
     @property
     def shown(self) -> Lsn:
@@ -182,10 +203,20 @@ class QueueJournal:
             self._prove(self.durable)
         return self.buffer.place
 
-    def put_whole(self, pieces: Iterable[bytes], size: int) -> None:
-        """Put the records of groups that fit, of `size` bytes in all, at `next_place`. Raises DiskFailedError."""
-        self.buffer.put_whole(pieces, size)
-        self._write_much()
+    def put_whole(self, pieces: Iterable[bytes], size: int, *, wait: bool = False) -> None:
+        """Put the records of groups that fit, of `size` bytes in all, at `next_place`. Raises DiskFailedError.
+
+        `wait`: who puts them is to wait for them, and has more to do before. If it is alone, the disk begins now; where
+        others wait, one sync is to serve them all.
+        """
+        buffer = self.buffer
+        buffer.put_whole(pieces, size)
+        if wait and not self.commits.leader and not self.commits:
+            offset = buffer.written
+            self.write()
+            self.files.file(buffer.number).write_out(buffer.written - offset, offset, wait=False)
+        else:
+            self._write_much()
 
     def put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
         """Put a record behind the others; return its place. Raises DiskFullError where no container can be had.
@@ -210,7 +241,13 @@ class QueueJournal:
 
     def _prove(self, durable: Lsn) -> None:
         self.sync_due = False
-        self._put(SYNC, 0, Lsn(0), PROOF_BODY.pack(durable, self._clock.now_ms(), self.counter))
+        known, raw = self.buffer.sync_ahead
+        if known != (self.place, durable, self.counter):
+            raw = self._encode_sync(durable)
+        self.buffer.put_sync(raw)
+
+    def _encode_sync(self, durable: Lsn) -> bytes:
+        return encode_sync(self.epoch, self.buffer.place, durable, self._clock.now_ms(), self.counter)
 
     def _put_checkpoint(self, durable: Lsn) -> None:
         self.sync_due = False
@@ -278,11 +315,17 @@ class QueueJournal:
 
     # --- one sync for many ---------------------------------------------------------------------------
 
-    def commit(self, target: Lsn) -> None:
-        """Return when everything before `target` is durable. The lock is not held."""
+    def commit(self, target: Lsn | None = None) -> None:
+        """Return when everything before `target`, or that was put so far, is durable. The lock is not held."""
         with self.lock, self:
+            target = self.buffer.place if target is None else target
             turn = self.commits.take_turn(target)
         self.commits.wait(turn, target)
+
+    def take_turn(self) -> tuple[Turn, Lsn]:
+        """Begin to make everything durable that was put so far, in the step that put it; `commits.wait` ends it."""
+        target = self.buffer.place
+        return self.commits.take_turn(target), target
 
     def reach(self, target: int) -> int:
         """For `GroupCommit` only."""
@@ -298,18 +341,21 @@ class QueueJournal:
         self.write()
         file = self.files.file(self.buffer.number)
         self._needed = self._state.lowest(self.buffer.number)
-        return Sync(lambda: self.syncs.sync(file), self.place)
+        place = self.place
+        if not self.commits:  # alone, and the disk is at it: what comes after the sync is made now
+            self.buffer.sync_ahead = (place, place, self.counter), self._encode_sync(place)
+        return Sync(lambda: self.syncs.sync(file), place)
 
     def synced(self, place: int) -> None:
         """For `GroupCommit` only."""
-        self.commits.over()
         self.check_open()
         if place > self.durable:
             self.durable = Lsn(place)
             self.sync_due = True
-        self.give_back(self._needed)
+        if self.files.in_use[0] < self._needed:
+            self.give_back(self._needed)
         self.commits.wake(self.durable)
-        self.changed.notify_all()
+        self.changed.tell()
         begun = self.buffer.number - self._tidied
         if begun:
             self.tidy(2 * begun)  # more than were begun, so that what is needed by little becomes less
@@ -317,7 +363,6 @@ class QueueJournal:
 
     def sync_failed(self, failure: OSError) -> DiskFailedError:
         """For `GroupCommit` only."""
-        self.commits.over()
         return self.stop_for(failure, "sync")
 
     def look_again(self) -> None:

@@ -36,6 +36,7 @@ from tranlog.queues.rules.records import (
     ContainerHeader,
     container_name,
     first_lsn,
+    without_zeros,
 )
 from tranlog.queues.rules.recovery import LogScan, StoreDamage, check_row, judge_catalogue
 from tranlog.queues.rules.state import NO_LSN, Message, QueueState
@@ -94,13 +95,7 @@ def scan_log(files: ContainerFiles, state: QueueState) -> LogScan:
     scan = LogScan(state=state)
     walking = True
     for number in files.in_use:
-        raw = files.read(number)
-        if walking:
-            walking = scan.walk(number, raw)
-            if not walking:
-                scan.behind(number, memoryview(raw), scan.end_offset)
-        else:
-            scan.behind(number, memoryview(raw), HEADER_BYTES)
+        walking = scan.look_over(number, files.read(number), walking=walking)
     scan.finish(files.in_use[-1])
     _refuse(files, scan.damage)
     return scan
@@ -164,7 +159,7 @@ class StoreOpening:
             return None
         kept = None
         number, end = scan.end_number, scan.end_offset
-        behind = files.read(number)[end:].rstrip(b"\0")
+        behind = without_zeros(files.read(number)[end:])
         file = files.file(number)
         if behind:
             if scan.stop is not None and scan.stop.bad:

@@ -18,15 +18,17 @@ _END = bytes(4)
 class RecordBuffer:
     """The end of the newest container, `number`. The store's lock guards it.
 
-    `end` is the offset behind everything, `written` behind what is written.
+    `end` is the offset behind everything, `written` behind what is written. `sync_ahead`: a Sync record that was made
+    ahead, for a place, what is durable and the catalogue's counter.
     """
 
-    __slots__ = ("_group", "_pieces", "_spanning", "end", "number", "written")
+    __slots__ = ("_group", "_pieces", "_spanning", "end", "number", "sync_ahead", "written")
 
     def __init__(self, number: int, end: int) -> None:
         self._group = Lsn(0)  # where the last group begins
         self._spanning = (Lsn(0), Lsn(0))  # begin and end of the last one that is in more than one container
         self._pieces: list[bytes] = []
+        self.sync_ahead: tuple[tuple[Lsn, Lsn, int], bytes] = (Lsn(0), Lsn(0), 0), b""
         self.go(number, end)
 
     def go(self, number: int, end: int = HEADER_BYTES) -> None:
@@ -37,7 +39,7 @@ class RecordBuffer:
     @property
     def place(self) -> Lsn:
         """The place behind everything."""
-        return lsn(self.number, self.end)
+        return Lsn(self.number << 32 | self.end)
 
     @property
     def unwritten(self) -> Lsn:
@@ -55,6 +57,11 @@ class RecordBuffer:
         elif record_type not in CONTROL and self._group >> 32 != self.number:
             self._spanning = self._group, self.place
         return place
+
+    def put_sync(self, raw: bytes) -> None:
+        """Put a Sync record, which has room and belongs to no group."""
+        self._pieces.append(raw)
+        self.end += len(raw)
 
     def put_whole(self, pieces: Iterable[bytes], size: int) -> None:
         """Put the records of whole groups, of `size` bytes in all, which have room."""

@@ -126,13 +126,13 @@ MOVE_BODY: Final = struct.Struct(">QIQI")
 MOVE_PLACE: Final = struct.Struct(">QQQQBI")
 ATTEMPT_BODY: Final = struct.Struct(">QI")
 _PUBLISHED = struct.Struct(HEAD.format + START_BODY.format[1:])
-_ENQUEUED = struct.Struct(">I" + HEAD.format[1:] + ENQUEUE_BODY.format[1:] + "I")  # from the checksum in front of it on
-_TAKEN = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:] + "I" + HEAD.format[1:] + "I")
 _ENQUEUE = struct.Struct(HEAD.format + ENQUEUE_BODY.format[1:])
 _DEQUEUE = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:])
+_SYNC = struct.Struct(HEAD.format + PROOF_BODY.format[1:])
 _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES, _DEQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size, OVERHEAD + DEQUEUE_BODY.size
 _COUNT = struct.Struct(">H")
+_ZEROS = bytes(1 << 16)
 _POSITION_TAIL = struct.Struct(">QQI")
 _LENGTHS = {
     OPEN: (OPEN_BODY.size, OPEN_BODY.size),
@@ -289,6 +289,12 @@ def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int =
     return QueueRecord(record_type, flags, its_epoch, Lsn(place), Lsn(undo_prev), body)
 
 
+def encode_sync(epoch: int, place: Lsn, durable: Lsn, written_at: int, counter: int) -> bytes:
+    """Return the bytes of a Sync record."""
+    raw = _SYNC.pack(_SYNC.size + _CRC.size, SYNC, 0, epoch, place, 0, durable, written_at, counter)
+    return raw + _CRC.pack(crc32(raw))
+
+
 def encode_published(
     epoch: int,
     place: Lsn,
@@ -299,7 +305,7 @@ def encode_published(
     expires_at: int,
     priority: int,
 ) -> tuple[bytes, ...]:
-    """Return the bytes of a publish to one queue, as `parse_groups` reads them, in pieces.
+    """Return the bytes of a publish to one queue, as `runs` reads them, in pieces.
 
     `content`: header and content; it is not copied.
     """
@@ -313,83 +319,10 @@ def encode_published(
 
 
 def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> tuple[bytes, ...]:
-    """Return the bytes of a Dequeue and the Delete of its message, as `parse_groups` reads them, in pieces."""
+    """Return the bytes of a Dequeue and the Delete of its message, as `runs` reads them, in pieces."""
     dequeue = _DEQUEUE.pack(_DEQUEUE_BYTES, DEQUEUE, FIRST, epoch, place, message, queue_id, 0, reason)
     delete = HEAD.pack(OVERHEAD, DELETE, LAST, epoch, place + _DEQUEUE_BYTES, message)
     return dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))
-
-
-def parse_groups(
-    raw: bytes, offset: int, number: int, epoch: int, found: dict[Lsn, tuple[int, ...]]
-) -> tuple[int, int, list[Lsn]]:
-    """Read a run of the two groups of which most of a log is, as `encode_published` and `encode_taken` write them.
-
-    Return the offset behind it, its epoch, and the messages that are gone. Those that come are put into `found`, by
-    LSN: stored_at, header_length, total_length, queue_id, LSN of the Enqueue, expires_at, priority; one that goes again
-    is taken out of it. The run ends in front of anything else, which `parse` tells apart. `raw` is all of a container,
-    `epoch` that of the record before.
-    """
-    gone: list[Lsn] = []
-    high, last = number << 32, len(raw) - _PUBLISHED.size - _ENQUEUED.size
-    view = memoryview(raw)  # a slice of it is no copy
-    while offset <= last:
-        record_type = raw[offset + 4]
-        if record_type == START:
-            size, _, flags, its_epoch, place, of, kind, stored_at, header_length, total = _PUBLISHED.unpack_from(
-                raw, offset
-            )
-            at = offset + size
-            end = at + _ENQUEUE_BYTES
-            if size != _START_BYTES + total or total > SECTION_BYTES or flags != FIRST or of or kind or end > len(raw):
-                break
-            crc, size, kind, flags, epoch_2, place_2, of, queue_id, transaction, expires_at, priority, crc_2 = (
-                _ENQUEUED.unpack_from(raw, at - 4)
-            )
-            if size != _ENQUEUE_BYTES or kind != ENQUEUE or of != place or transaction:
-                break
-        elif record_type == DEQUEUE:
-            (
-                size,
-                _,
-                flags,
-                its_epoch,
-                place,
-                message,
-                _,
-                transaction,
-                _,
-                crc,
-                size_2,
-                kind,
-                flags_2,
-                epoch_2,
-                place_2,
-                of,
-                crc_2,
-            ) = _TAKEN.unpack_from(raw, offset)
-            at, end = offset + _DEQUEUE_BYTES, offset + _TAKEN.size
-            if (
-                size != _DEQUEUE_BYTES
-                or size_2 != OVERHEAD
-                or kind != DELETE
-                or flags != FIRST
-                or of != message
-                or transaction
-            ):
-                break
-            flags = flags_2
-        else:
-            break
-        if place != high | offset or place_2 != high | at or flags != LAST or not epoch <= its_epoch == epoch_2:
-            break
-        if crc32(view[offset : at - 4]) != crc or crc32(raw[at : end - 4]) != crc_2:
-            break
-        if record_type == START:
-            found[place] = stored_at, header_length, total, queue_id, place_2, expires_at, priority
-        elif found.pop(message, None) is None:
-            gone.append(message)
-        offset, epoch = end, its_epoch
-    return offset, epoch, gone
 
 
 def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:
@@ -399,7 +332,7 @@ def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn
     """
     own = _CRC.pack(number)  # the high half of the LSN, which is the record's own place
     whole = bytes(raw)
-    stop = len(whole.rstrip(b"\0"))  # among zeros nothing is to be found, and finding that takes long
+    stop = len(without_zeros(whole))  # among zeros nothing is to be found, and finding that takes long
     at = whole.find(own, offset + 10, stop)
     while at >= 0:
         start = at - 10
@@ -408,6 +341,14 @@ def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn
             if isinstance(found, QueueRecord):
                 yield found.lsn, Lsn(PROOF_BODY.unpack_from(found.body)[0])
         at = whole.find(own, at + 1, stop)
+
+
+def without_zeros(raw: bytes) -> bytes:
+    """Return the bytes before the zeros at the end."""
+    stop = len(raw)
+    while stop >= len(_ZEROS) and raw.startswith(_ZEROS, stop - len(_ZEROS)):  # stripped byte by byte it takes long
+        stop -= len(_ZEROS)
+    return raw[:stop].rstrip(b"\0")
 
 
 def encode_position(name: bytes, position: NamedPosition) -> bytes:

@@ -29,9 +29,9 @@ from tranlog.queues.rules.records import (
     Stopped,
     find_proofs,
     parse,
-    parse_groups,
 )
-from tranlog.queues.rules.state import NO_LSN, Contradiction, QueuePlace, QueueState, positions_of, section_start
+from tranlog.queues.rules.runs import RunWalk
+from tranlog.queues.rules.state import NO_LSN, Contradiction, QueueState, positions_of, section_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +71,35 @@ class LogScan:
     clean: bool = False
     groups_cut: int = 0
     last_type: int = 0
-    _whole: dict[Lsn, tuple[int, ...]] = field(default_factory=dict)
-    """Messages that were found and that the state does not know yet, by LSN."""
     _group: list[tuple[QueueRecord, int]] | None = field(default_factory=list)
     # Empty, not None, at first: the first records may be the rest of a group that began below the base, and was whole.
 
+    def look_over(self, number: int, raw: bytes, *, walking: bool) -> bool:
+        """Walk over a container, or look at what is behind the end; return whether the next one is walked over."""
+        walked = walking and self.walk(number, raw)
+        if not walked:
+            self.behind(number, memoryview(raw), self.end_offset if walking else HEADER_BYTES)
+        return walked
+
     def walk(self, number: int, raw: bytes) -> bool:
         """Walk over a container, all of whose bytes are `raw`; return whether the next one is to be walked over."""
+        runs = RunWalk(self.state, raw, number)
+        more = self._walk(number, memoryview(raw), runs)
+        runs.settle()
+        return more
+
+    def _walk(self, number: int, view: memoryview, runs: RunWalk) -> bool:
         offset = HEADER_BYTES
         self.end_number, self.end_offset = number, offset
-        view = memoryview(raw)
         while True:
-            if not self._group and (end := self._take_run(raw, offset, number)):
+            if not self._group and (end := self._take_run(runs, offset)):
                 self.end_offset = offset = end
             found = parse(view, offset, number, self.epoch)
             if isinstance(found, Stopped):
                 self.stop = found
                 return False
+            if found.record_type not in CONTROL:
+                runs.settle()
             try:
                 self._take(found)
             except Contradiction as exc:
@@ -100,23 +112,14 @@ class LogScan:
             if found.record_type == NEXT:
                 return True
 
-    def _take_run(self, raw: bytes, offset: int, number: int) -> int:
+    def _take_run(self, runs: RunWalk, offset: int) -> int:
         """Take the groups of which most of a log is; return the offset behind them, 0 where none stands there."""
-        end, self.epoch, gone = parse_groups(raw, offset, number, self.epoch, self._whole)
+        end, self.epoch = runs.take(offset, self.epoch)
         if end == offset:
             return 0
-        for message in gone:
-            self.state.delete(message)
         self.last_type = records.DELETE  # no Sync
         self._group = None
         return end
-
-    def _settle(self) -> None:
-        """Have the state know what waited, as one that goes again soon need not be made."""
-        for place, (stored_at, header_length, size, queue_id, enqueued, expires_at, priority) in self._whole.items():
-            on = QueuePlace(queue_id, Lsn(enqueued), Lsn(enqueued), expires_at, priority)
-            self.state.put_whole(place, stored_at, header_length, size, on)
-        self._whole.clear()
 
     def _take(self, record: QueueRecord) -> None:
         if record.record_type in CONTROL:
@@ -134,7 +137,6 @@ class LogScan:
         kept = memoryview(bytes(body if cut is None else body[:cut]))
         self._group.append((QueueRecord(record_type, flags, epoch, place, undo_prev, kept), size))
         if record.flags & LAST:
-            self._settle()
             for one, section in self._group:
                 self.state.apply(one, section)
             self._group = None
@@ -176,7 +178,6 @@ class LogScan:
 
     def finish(self, newest: int) -> None:
         """Judge the end, when every container was walked over or looked at. `newest`: the highest number there is."""
-        self._settle()
         if self.damage is not None:
             return
         if self.stop is None:  # the last one that was read ends in a Next

@@ -9,10 +9,9 @@ Source: docs/format.md, "Bodies"; Design for Hybrid SQL/CLFS-Based Store in Qpid
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
 from tranlog.ids import Lsn, lsn_segment, lsn_text
 from tranlog.queues.rules import records
@@ -25,20 +24,27 @@ class Contradiction(Exception):
     """A record that contradicts those before it."""
 
 
-class QueuePlace(msgspec.Struct, gc=False, eq=False):
+@mypyc_attr(acyclic=True)
+class QueuePlace:
     """A message on a queue. `enqueuing`, `dequeuing`: the undecided transaction that puts it there, or takes it.
 
-    The garbage collector looks at neither this nor a message: there are millions, and no cycle leads through them.
+    The garbage collector looks at neither this nor a message where they are compiled: there are millions, and no cycle
+    leads through them.
     """
 
-    queue_id: int
-    visible: Lsn
-    enqueued: Lsn
-    expires_at: int
-    priority: int
-    attempts: int = 0
-    enqueuing: Lsn = NO_LSN
-    dequeuing: Lsn = NO_LSN
+    __slots__ = ("attempts", "dequeuing", "enqueued", "enqueuing", "expires_at", "priority", "queue_id", "visible")
+
+    def __init__(
+        self, queue_id: int, visible: Lsn, enqueued: Lsn, expires_at: int, priority: int, attempts: int = 0
+    ) -> None:
+        self.queue_id = queue_id
+        self.visible = visible
+        self.enqueued = enqueued
+        self.expires_at = expires_at
+        self.priority = priority
+        self.attempts = attempts
+        self.enqueuing = NO_LSN
+        self.dequeuing = NO_LSN
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -56,15 +62,22 @@ class QueuePlace(msgspec.Struct, gc=False, eq=False):
         return not (self.enqueuing or self.dequeuing)
 
 
-class TransientPlace(QueuePlace, gc=False, eq=False):
+@mypyc_attr(acyclic=True)
+class TransientPlace(QueuePlace):
     """A transient message on a queue, between the records that were put before and after it.
 
     `visible` and `enqueued` are at or behind the last record before, and below the next one. `number` rises from one
     transient message to the next. `after`: the Commit that has to be durable first, NO_LSN for none.
     """
 
-    number: int = 0
-    after: Lsn = NO_LSN
+    __slots__ = ("after", "number")
+
+    def __init__(
+        self, queue_id: int, visible: Lsn, enqueued: Lsn, expires_at: int, priority: int, number: int, after: Lsn
+    ) -> None:
+        super().__init__(queue_id, visible, enqueued, expires_at, priority)
+        self.number = number
+        self.after = after
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -77,7 +90,8 @@ class TransientPlace(QueuePlace, gc=False, eq=False):
         return self.after
 
 
-class Message(msgspec.Struct, gc=False, eq=False):
+@mypyc_attr(acyclic=True)
+class Message:
     """A message in the log. `id` is the LSN of its Start, `stands` that or the LSN of its last Move.
 
     A transient message is in memory alone: both are NO_LSN, and `QueueState` does not know it.
@@ -86,15 +100,27 @@ class Message(msgspec.Struct, gc=False, eq=False):
     section stand. `content`: header and content, as far as they are kept in memory.
     """
 
-    id: Lsn
-    stands: Lsn
-    stored_at: int
-    header_length: int
-    total_length: int
-    got: int = 0
-    chunks: list[Lsn] | None = None
-    places: tuple[QueuePlace, ...] = ()
-    content: bytes | None = None
+    __slots__ = ("chunks", "content", "got", "header_length", "id", "places", "stands", "stored_at", "total_length")
+
+    def __init__(
+        self,
+        message_id: Lsn,
+        stands: Lsn,
+        stored_at: int,
+        header_length: int,
+        total_length: int,
+        got: int = 0,
+        places: tuple[QueuePlace, ...] = (),
+    ) -> None:
+        self.id = message_id
+        self.stands = stands
+        self.stored_at = stored_at
+        self.header_length = header_length
+        self.total_length = total_length
+        self.got = got
+        self.chunks: list[Lsn] | None = None
+        self.places = places
+        self.content: bytes | None = None
 
     @property
     def complete(self) -> bool:
@@ -108,7 +134,7 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     def leave(self, place: QueuePlace) -> None:
         """Take it off a place."""
-        self.places = tuple(one for one in self.places if one is not place)
+        self.places = tuple([one for one in self.places if one is not place])
 
     def place_on(self, queue_id: int) -> QueuePlace | None:
         """Return its place on a queue."""
@@ -116,6 +142,57 @@ class Message(msgspec.Struct, gc=False, eq=False):
             if place.queue_id == queue_id:
                 return place
         return None
+
+
+class MessageTable:
+    """Messages by id. Each container has a dict of its own: one of all would not fit the processor's caches."""
+
+    __slots__ = ("_by_container", "_count")
+
+    def __init__(self) -> None:
+        self._by_container: dict[int, dict[int, Message]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, message_id: Lsn) -> Message | None:
+        """Return a message; None for one that is not there."""
+        found = self._by_container.get(message_id >> 32)
+        return None if found is None else found.get(message_id)
+
+    def values(self) -> list[Message]:
+        """Return all."""
+        return [message for one in self.parts() for message in one.values()]
+
+    def parts(self) -> list[dict[int, Message]]:
+        """Return all as they are kept, which nobody changes: a list of millions takes longer than going over them."""
+        return list(self._by_container.values())
+
+    def add(self, message: Message) -> None:
+        """Add a message."""
+        number = message.id >> 32
+        found = self._by_container.get(number)
+        if found is None:
+            found = self._by_container[number] = {}
+        self._count += message.id not in found
+        found[message.id] = message
+
+    def add_all(self, number: int, messages: list[Message]) -> None:
+        """Add messages that began in this container, and are not there."""
+        found = self._by_container.setdefault(number, {})
+        for message in messages:
+            found[message.id] = message
+        self._count += len(messages)
+
+    def remove(self, message: Message) -> None:
+        """Remove a message that is there."""
+        number = message.id >> 32
+        found = self._by_container[number]
+        del found[message.id]
+        self._count -= 1
+        if not found:
+            del self._by_container[number]
 
 
 class QueueTransaction:
@@ -138,11 +215,11 @@ class QueueState:
     """Everything that the log says. One thread at a time; the store's lock guards it."""
 
     def __init__(self) -> None:
-        self.messages: dict[Lsn, Message] = {}
+        self.messages = MessageTable()
         self.transactions: dict[Lsn, QueueTransaction] = {}
         """Those without outcome."""
         self.positions: dict[bytes, NamedPosition] = {}
-        self.live: Counter[int] = Counter()
+        self.live: dict[int, int] = {}
         """By container: messages that stand there, and undecided transactions that began there."""
         self.live_bytes = 0
         """Of header and content of all messages."""
@@ -169,21 +246,26 @@ class QueueState:
         movable.sort(key=lambda one: one.stands)
         return movable, fixed, [one for one in started if lsn_segment(one.id) in numbers]
 
+    def hold(self, number: int, count: int) -> None:
+        """Have a container hold so many more messages and transactions, or fewer."""
+        left = self.live.get(number, 0) + count
+        if left:
+            self.live[number] = left
+        elif number in self.live:
+            del self.live[number]
+
     def _hold(self, place: Lsn) -> None:
-        self.live[lsn_segment(place)] += 1
+        self.hold(place >> 32, 1)
 
     def _let_go(self, place: Lsn) -> None:
-        number = lsn_segment(place)
-        self.live[number] -= 1
-        if not self.live[number]:
-            del self.live[number]
+        self.hold(place >> 32, -1)
 
     # --- messages ------------------------------------------------------------------------------------
 
     def start(self, place: Lsn, stored_at: int, header_length: int, total_length: int, size: int) -> Message:
         """Begin a message with `size` bytes of it."""
-        message = self.messages[place] = Message(place, place, stored_at, header_length, total_length)
-        self.live_bytes += total_length
+        message = Message(place, place, stored_at, header_length, total_length)
+        self.know(message)
         self._hold(place)
         if size == total_length:
             message.got = total_length  # one object of the two, for each message that waits
@@ -193,11 +275,23 @@ class QueueState:
 
     def put_whole(self, place: Lsn, stored_at: int, header_length: int, total_length: int, on: QueuePlace) -> Message:
         """Begin a message, all of it, on one queue."""
-        message = Message(place, place, stored_at, header_length, total_length, total_length, None, (on,))
-        self.messages[place] = message
-        self.live_bytes += total_length
-        self.live[place >> 32] += 1
+        message = Message(place, place, stored_at, header_length, total_length, total_length, (on,))
+        self.know(message)
+        self._hold(place)
         return message
+
+    def know(self, message: Message) -> None:
+        """Note a message, but not where it stands."""
+        self.messages.add(message)
+        self.live_bytes += message.total_length
+
+    def know_all(self, number: int, messages: list[Message]) -> None:
+        """Note messages that began in a container, are not known, and stand there."""
+        if messages:
+            self.messages.add_all(number, messages)
+            self.hold(number, len(messages))
+            for message in messages:
+                self.live_bytes += message.total_length
 
     def chunk(self, place: Lsn, message_id: Lsn, at: int, size: int) -> None:
         """Add the next bytes of a message."""
@@ -248,8 +342,9 @@ class QueueState:
 
     def delete(self, message_id: Lsn) -> None:
         """End a message."""
-        message = self.messages.pop(message_id, None)
+        message = self.messages.get(message_id)
         if message is not None:
+            self.messages.remove(message)
             self.live_bytes -= message.total_length
             self._let_go(message.stands)
 
@@ -257,8 +352,8 @@ class QueueState:
         """Have a message stand at `place`, with its first `size` bytes; its Chunks follow."""
         known = self.messages.get(message.id)
         if known is None:
-            known = self.messages[message.id] = message
-            self.live_bytes += message.total_length
+            self.know(message)
+            known = message
         else:
             self._let_go(known.stands)
         known.stands = place
@@ -345,17 +440,19 @@ class QueueState:
 
     def drop_unknown(self, queues: Collection[int]) -> list[tuple[Message, int]]:
         """Take messages off queues that are not among these; return each message and queue."""
-        dropped = []
-        for message in self.messages.values():
-            for place in message.places:
-                if place.queue_id not in queues:
-                    dropped.append((message, place.queue_id))
-                    message.leave(place)
+        dropped: list[tuple[Message, int]] = []
+        for part in self.messages.parts():
+            for message in part.values():
+                for place in message.places:
+                    if place.queue_id not in queues:
+                        dropped.append((message, place.queue_id))
+                        message.leave(place)
         return dropped
 
     def homeless(self) -> list[Message]:
         """Return the messages that are on no queue, or not complete."""
-        return [one for one in self.messages.values() if not one.places or one.got != one.total_length]
+        parts = self.messages.parts()
+        return [one for part in parts for one in part.values() if not one.places or one.got != one.total_length]
 
     def apply(self, record: QueueRecord, section: int) -> None:
         """Apply a record of a whole group. `section`: bytes of content in it, which its body here may lack.
@@ -450,13 +547,42 @@ def positions_of(record: QueueRecord) -> dict[bytes, NamedPosition]:
         raise Contradiction(str(exc)) from exc
 
 
-def in_order(messages: Iterable[Message]) -> dict[int, list[Message]]:
+def in_order(messages: MessageTable) -> dict[int, list[Message]]:
     """Return by queue what waits on it, in its order; nothing that a transaction is at."""
-    rows: dict[int, list[tuple[Lsn, Lsn, Message]]] = {}
-    for message in messages:
-        for place in message.places:
-            if not (place.enqueuing or place.dequeuing):
-                rows.setdefault(place.queue_id, []).append((place.visible, place.enqueued, message))
-    return {
-        queue: [one for _, _, one in sorted(row)] for queue, row in rows.items()
-    }  # no two are enqueued at one place
+    rows: dict[int, list[Message]] = {}
+    last: dict[int, QueuePlace] = {}
+    late: dict[int, list[tuple[tuple[int, ...], Message]]] = {}
+    queue, row = -1, list[Message]()  # those of the place before: the next one is often on the same queue
+    before: QueuePlace | None = None
+    for part in messages.parts():
+        for message in part.values():
+            for place in message.places:
+                if place.enqueuing or place.dequeuing:
+                    continue
+                if place.queue_id != queue:
+                    if before is not None:
+                        last[queue] = before
+                    queue = place.queue_id
+                    row, before = rows.setdefault(queue, []), last.get(queue)
+                if before is None or (
+                    before.visible < place.visible
+                    or (before.visible == place.visible and before.enqueued < place.enqueued)
+                ):  # a tuple of each would be made
+                    row.append(message)
+                    before = place
+                else:  # it was moved, or became visible by a transaction
+                    late.setdefault(queue, []).append((place.order, message))
+    for queue, rest in late.items():
+        rows[queue] = _merged(queue, rows[queue], sorted(rest))  # no two are enqueued at one place
+    return rows
+
+
+def _merged(queue: int, row: list[Message], rest: list[tuple[tuple[int, ...], Message]]) -> list[Message]:
+    found: list[Message] = []
+    at = 0
+    for order, message in rest:
+        while at < len(row) and (place := row[at].place_on(queue)) is not None and place.order < order:
+            found.append(row[at])
+            at += 1
+        found.append(message)
+    return found + row[at:]
