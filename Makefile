@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-for-pyproject
 COMPILED := $(VENV)/compiled-for-sources
 # What machine code is made of: SOURCES in src/tranlog/compiled/__init__.py.
-COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py table_map.py payload.py value_ends.py row_touches.py change.py checksum.py ids.py shard.py types.py write_set.py log/records/format.py log/records/columns.py log/records/running_hash.py log/rules/pending.py log/rules/prefix.py log/records/record.py source/sqlite/hook.py source/postgres/rows.py)
+COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py table_map.py payload.py value_ends.py write_item.py row_touches.py change.py checksum.py ids.py shard.py types.py write_set.py log/records/format.py log/records/columns.py log/records/running_hash.py log/rules/pending.py log/rules/prefix.py log/records/record.py source/sqlite/hook.py source/postgres/rows.py pipeline/rules/write_order.py queues/rules/records.py queues/rules/state.py queues/rules/runs.py)
 # What `make plain` runs: the tests of these modules, and of what walks their bytes.
 PLAIN_TESTS := tests/test_compiled.py tests/test_payload.py tests/test_row_touches.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
   $(addprefix tests/log/test_,arrow.py cursor.py ends.py format.py hashing.py pending.py reader.py recovery.py scan.py spill.py verify.py) \
-  tests/crash/test_sqlite_writer_crash.py $(addprefix tests/source/sqlite/test_,buffer.py calls.py hook.py writer.py) tests/source/postgres/test_rows.py
+  tests/crash/test_sqlite_writer_crash.py $(addprefix tests/source/sqlite/test_,buffer.py calls.py hook.py writer.py) tests/source/postgres/test_rows.py \
+  $(addprefix tests/queues/test_,recovery.py store.py)
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests
@@ -35,7 +36,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain long test soak kill queue-kill group-kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
+.PHONY: help install check unit plain long test soak kill queue-kill group-kill replica-diff pg-regress order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -51,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PACKAGES) compiler || echo "make install: going on without a C compiler; the hot modules then run as plain Python"
 	@echo "make install: installing tranlog and its libraries into $(VENV) (PySpark among them, 900 MB; minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt --editable '.[spark,mariadb,postgres,fast,bench,dev]' || { \
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt --editable '.[spark,mariadb,postgres,fast,cert,bench,dev]' || { \
 	  echo "make install: FAILED: pip's reason is above; mend it and start again" >&2; exit 4; }
 	@touch $@
 
@@ -96,12 +97,16 @@ kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEE
 queue-kill: install ## ROUNDS=50 processes with a message store killed at work or while they recover, from SEED=1: nothing lost, doubled or split
 	$(call verdict,$(BIN)/python tests/kill/queue_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
-group-kill: install ## ROUNDS=50 rounds of kill -9, SIGSTOP and step-down in a group of three, under commits, from SEED=1
+group-kill: install ## ROUNDS=50 rounds of harms to a group of three: processes, links, disks, orders, under commits and reads, from SEED=1
 	$(call verdict,d=$$(mktemp -d) && $(BIN)/python tests/kill/group_kill.py $$d --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 replica-diff: install ## FILES=n of the server's regression files (default: all), drawn by SEED=1, against a native replica
 	@$(PACKAGES) mariadb mariadb-test postgres
 	$(call verdict,$(BIN)/python tests/e2e/replica_diff.py $(if $(FILES),--files $(FILES)) --seed $(SEED) $(ARGS))
+
+pg-regress: install ## DIR=src/test/regress of PostgreSQL's sources: FILES=n of its files (default: all), drawn by SEED=1, as a workload
+	@$(PACKAGES) postgres
+	$(call verdict,$(BIN)/python tests/e2e/pg_regress.py $(DIR) $(if $(FILES),--files $(FILES)) --seed $(SEED) $(ARGS))
 
 order: install ## ROUNDS=50 seeded rounds of a pipeline that is killed and re-planned: the log's order is the target's, and each mutant is found
 	@$(PACKAGES) postgres

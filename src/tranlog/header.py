@@ -5,6 +5,9 @@ Owns the header that every layer knows. A codec adds where the fragment stands i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import msgspec
 
 from tranlog.change import TableName
@@ -38,6 +41,10 @@ class TransactionHeader(msgspec.Struct, frozen=True, gc=False):
     def gtid(self) -> Gtid:
         """The transaction's identity."""
         return Gtid(self.epoch, self.seqno)
+
+
+Passes: TypeAlias = Callable[[int, bytes, tuple[TableName, ...] | None, bytes], bool]
+"""Whether to pass over a transaction: of its seqno, shard in UTF-8, tables and write set. Raises nothing."""
 
 
 class Record(msgspec.Struct, frozen=True):

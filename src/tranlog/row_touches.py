@@ -23,7 +23,8 @@ from tranlog.checksum import crc32
 from tranlog.payload import encode_int
 from tranlog.value_ends import pass_value
 from tranlog.varint import read_sized, read_varint
-from tranlog.write_set import TOUCHES_MAX, WriteKind, encode_write_set, key_id, reference_id
+from tranlog.write_item import encode_write_set
+from tranlog.write_set import TOUCHES_MAX, WriteKind, key_id, reference_id
 
 _INSERT: Final = 1
 _UPDATE: Final = 2

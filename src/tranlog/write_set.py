@@ -1,7 +1,7 @@
 """What a transaction touched, as far as others may have to wait for it: its write set, and the bytes of one.
 
-Owns these values, what a key is called, and item 02 of a header. What counts as touched is `row_touches`'s, who waits
-for whom `pipeline/rules/by_writes`'s.
+Owns these values, what a key is called, and what item 02 of a header means; its bytes are `write_item`'s. What counts
+as touched is `row_touches`'s, who waits for whom `pipeline/rules/write_order`'s.
 
 Source: docs/format.md, "Write sets".
 """
@@ -9,7 +9,6 @@ Source: docs/format.md, "Write sets".
 from __future__ import annotations
 
 import enum
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,13 +16,11 @@ from typing import Final
 
 from tranlog.change import TableName
 from tranlog.checksum import crc32
-from tranlog.varint import read_varint, varint
+from tranlog.varint import read_varint
+from tranlog.write_item import Touches, pass_tables, read_numbers, read_touches
 
 TOUCHES_MAX: Final = 2_000
 """A write set that would hold more uses than this tells none."""
-ITEM_BYTES_MAX: Final = 60_000
-_NUMBER_BYTES: Final = 4
-_BYTES: Final = [bytes((number,)) for number in range(256)]
 
 
 class Use(enum.IntEnum):
@@ -61,9 +58,6 @@ class WriteKind(enum.IntEnum):
     """Row changes with more than TOUCHES_MAX uses, which are not told."""
 
 
-_ROWS: Final = int(WriteKind.ROWS)  # a member of an enum costs several times as much to compare
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenTable:
     """A table that a transaction touched. `keys`: ids of those whose values are among its `touches`."""
@@ -75,11 +69,11 @@ class WrittenTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSet:
-    """What a transaction touched; `changes` counts its row changes. `touches`: uses of hashes of key values."""
+    """What a transaction touched; `changes` counts its row changes. `touches`: hashes of key values, by their `Use`."""
 
     changes: int
     tables: tuple[WrittenTable, ...] = ()
-    touches: tuple[tuple[Use, int], ...] = ()
+    touches: Touches = ((), (), ())
     kind: WriteKind = WriteKind.ROWS
 
 
@@ -103,24 +97,6 @@ def reference_id(table: TableName, columns: Sequence[str], to: TableName, to_col
 # --- bytes -----------------------------------------------------------------------------------------------
 
 
-def encode_write_set(
-    kind: int, changes: int, tables: Sequence[tuple[int, frozenset[int]]], touches: Sequence[Sequence[int]]
-) -> bytes:
-    """Return the bytes of a write set.
-
-    Shape: of each table, in the order of the header's, `Operations` and the ids of its keys; of each `Use`, in its
-    order, the hashes.
-    """
-    pieces = [_BYTES[kind], varint(changes)]
-    if kind == _ROWS:
-        pieces.append(varint(len(tables)))
-        for operations, keys in tables:
-            pieces += (_BYTES[operations], _ids(keys))
-        pieces += [_numbers(hashes) for hashes in touches]
-    item = b"".join(pieces)
-    return item if len(item) <= ITEM_BYTES_MAX else encode_write_set(WriteKind.MANY, changes, (), ())
-
-
 def parse_write_set(item: bytes, tables: Sequence[TableName]) -> WriteSet | None:
     """Read a write set, given the header's tables; None for one of a kind that this release does not know.
 
@@ -134,21 +110,25 @@ def parse_write_set(item: bytes, tables: Sequence[TableName]) -> WriteSet | None
         changes, at = read_varint(item, 1)
         if kind is not WriteKind.ROWS:
             return WriteSet(changes=changes, kind=kind)
-        count, at = read_varint(item, at)
-        if count != len(tables):
-            raise ValueError(f"{count} tables in it, {len(tables)} in the header")
-        written = []
-        for table in tables:
-            operations = Operations(item[at] & ANYTHING)
-            keys, at = _read_numbers(item, at + 1)
-            written.append(WrittenTable(table=table, keys=frozenset(keys), operations=operations))
-        touches: list[tuple[Use, int]] = []
-        for use in Use:
-            hashes, at = _read_numbers(item, at)
-            touches += [(use, one) for one in hashes]
-    except (IndexError, struct.error) as exc:
+        end = pass_tables(item, at)
+        written = _written(tuple(tables), item[at:end])
+        return WriteSet(changes=changes, tables=written, touches=read_touches(item, end))
+    except IndexError as exc:
         raise ValueError("a write set ends in the middle") from exc
-    return WriteSet(changes=changes, tables=tuple(written), touches=tuple(touches))
+
+
+@lru_cache(maxsize=4096)
+def _written(tables: tuple[TableName, ...], raw: bytes) -> tuple[WrittenTable, ...]:
+    """Return what an item says of the tables; few such bytes differ, and reading them is most of reading an item."""
+    count, at = read_varint(raw, 0)
+    if count != len(tables):
+        raise ValueError(f"{count} tables in it, {len(tables)} in the header")
+    written = []
+    for table in tables:
+        operations = Operations(raw[at] & ANYTHING)
+        keys, at = read_numbers(raw, at + 1)
+        written.append(WrittenTable(table=table, keys=frozenset(keys), operations=operations))
+    return tuple(written)
 
 
 def write_set_text(item: bytes, tables: Sequence[TableName]) -> str:
@@ -165,31 +145,9 @@ def write_set_text(item: bytes, tables: Sequence[TableName]) -> str:
     text = f"writes {found.kind.name} changes={found.changes}"
     if found.kind is not WriteKind.ROWS:
         return text
-    for use in Use:
-        text += f" {use.name}={sum(one is use for one, _ in found.touches)}"
+    for use, hashes in zip(Use, found.touches, strict=True):
+        text += f" {use.name}={len(hashes)}"
     for one in found.tables:
         done = "|".join([operation.name or "" for operation in Operations if operation in one.operations])
         text += f" {'.'.join(one.table)}:{done}:{len(one.keys)}"
     return text
-
-
-@lru_cache(maxsize=4096)
-def _ids(keys: frozenset[int]) -> bytes:
-    return _numbers(sorted(keys))
-
-
-def _numbers(numbers: Sequence[int]) -> bytes:
-    return varint(len(numbers)) + _packing(len(numbers)).pack(*numbers)
-
-
-@lru_cache(maxsize=TOUCHES_MAX)
-def _packing(count: int) -> struct.Struct:
-    return struct.Struct(f">{count}I")
-
-
-def _read_numbers(raw: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    count, at = read_varint(raw, at)
-    if count > (len(raw) - at) // _NUMBER_BYTES:
-        raise ValueError(f"{count} numbers announced in a write set of {len(raw)} bytes")
-    found: tuple[int, ...] = struct.unpack_from(f">{count}I", raw, at)
-    return found, at + count * _NUMBER_BYTES

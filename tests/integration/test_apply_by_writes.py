@@ -1,128 +1,53 @@
 """docs/decisions/0033: many channels inside one schema lead to what one leads to, at every kind of target.
 
-Random transactions over tables with primary, composite, unique, nullable and foreign keys, whose rows swap and move
-keys. They are drawn by a SQLite database that enforces the same keys, so one channel applies them without a conflict.
+The transactions are `mutants/keyed_rows`'s.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
-from fix_pipeline import counters, run_threads, take, tasks_for
-from tranlog.change import Column, ForeignKey, Op, RowChange, TableMap
+from fix_effort import Effort
+from fix_pipeline import Threads, counters, run_threads, take, tasks_for
+from mutants.keyed_rows import (
+    CHILD,
+    KEYED_TABLES,
+    LOOSE_CODES,
+    PARENT,
+    REFERENCE,
+    SCHEMA,
+    Drawing,
+    drawn_tables,
+    references,
+)
+from tranlog.change import Op, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying import write_owners
-from tranlog.pipeline.applying.task import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd, TaskResult
 from tranlog.pipeline.rules.by_writes import WritesBounds
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.row_touches import RowTouches
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.types import LogicalType, Value
+from tranlog.testing.servers import MariaDbServer
 
 BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
-SCHEMA = "shop"
-NUMBERS = range(8)
-CODES = (None, "a", "A", "b", "c", "d")
-
-Row = tuple[Value, ...]
 
 
-def number(name: str, *, nullable: bool = False) -> Column:
-    return Column(name=name, source_type="bigint", logical=LogicalType.INTEGER, nullable=nullable)
-
-
-PARENT = TableMap(
-    schema=SCHEMA,
-    table="parent",
-    columns=(
-        number("id"),
-        Column(name="code", source_type="varchar(20)", logical=LogicalType.TEXT, length=20),
-        number("n"),
-    ),
-    primary_key=(0,),
-    unique_keys=((1,),),
-)
-CHILD = TableMap(
-    schema=SCHEMA,
-    table="child",
-    columns=(number("a"), number("b"), number("parent", nullable=True), number("u", nullable=True), number("n")),
-    primary_key=(0, 1),
-    unique_keys=((3,),),
-    foreign_keys=(ForeignKey(columns=(2,), ref_schema=SCHEMA, ref_table="parent", ref_columns=("id",)),),
-)
-TABLES = (PARENT, CHILD)
-MODEL = """
-CREATE TABLE parent (id INTEGER PRIMARY KEY, code TEXT COLLATE NOCASE UNIQUE, n INTEGER);
-CREATE TABLE child (a INTEGER, b INTEGER, parent INTEGER REFERENCES parent (id), u INTEGER UNIQUE, n INTEGER,
-                    PRIMARY KEY (a, b)) WITHOUT ROWID;
-"""
-REFERENCE = {
-    "postgres": "ALTER TABLE shop.child ADD FOREIGN KEY (parent) REFERENCES shop.parent (id)",
-    "mariadb": "ALTER TABLE `shop`.`child` ADD FOREIGN KEY (parent) REFERENCES `shop`.`parent` (id)",
-}
-
-
-class Drawing:
-    """Random transactions that fit the rows as they are."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.model = apsw.Connection(":memory:")
-        self.model.execute(f"PRAGMA foreign_keys = ON; {MODEL}")
-
-    def rows(self, table: TableMap) -> list[Row]:
-        return list(self.model.execute(f"SELECT * FROM {table.table}"))
-
-    def drawn_row(self, table: TableMap) -> Row:
-        choose = self.random.choice
-        if table is PARENT:
-            return choose(NUMBERS), choose(CODES), 0
-        return choose(NUMBERS), choose(NUMBERS), choose((None, *NUMBERS)), choose((None, *NUMBERS)), 0
-
-    def change(self) -> RowChange | None:
-        """Do one change to the model; None where its keys refuse it."""
-        table = self.random.choice(TABLES)
-        rows = self.rows(table)
-        op = self.random.choice((Op.INSERT, Op.UPDATE, Op.UPDATE, Op.UPDATE, Op.DELETE)) if rows else Op.INSERT
-        before = None if op is Op.INSERT else self.random.choice(rows)
-        after = None if op is Op.DELETE else self.drawn_row(table)
-        if before is not None and after is not None:
-            # Most updates keep most of a row; the last column counts them.
-            kept = [old if self.random.random() < 0.8 else new for old, new in zip(before, after, strict=True)]
-            after = (*kept[:-1], int(str(before[-1])) + 1)
-        names = [column.name for column in table.columns]
-        key = " AND ".join(f"{names[at]} = {before[at]!r}" for at in table.primary_key) if before is not None else ""
-        try:
-            if after is None:
-                self.model.execute(f"DELETE FROM {table.table} WHERE {key}")
-            elif before is None:
-                self.model.execute(f"INSERT INTO {table.table} VALUES ({', '.join('?' * len(names))})", after)
-            else:
-                given = ", ".join(f"{name} = ?" for name in names)
-                self.model.execute(f"UPDATE {table.table} SET {given} WHERE {key}", after)
-        except apsw.ConstraintError:
-            return None
-        return RowChange(table, op, before, after)
-
-    def transactions(self, count: int) -> Iterator[list[RowChange]]:
-        for _ in range(count):
-            drawn = [self.change() for _ in range(self.random.choice((1, 1, 2, 3, 8)))]
-            yield [change for change in drawn if change is not None]
-
-
-def write(path: Path, drawing: Drawing, count: int) -> Seqno:
+def append(path: Path, transactions: Iterable[Sequence[RowChange]]) -> Seqno:
     packer = TransactionPacker(source_id="test", rule=BY_SCHEMA, touches=RowTouches())
     with Log.open(str(path), source_id="test") as log:
-        for at, changes in enumerate(drawing.transactions(count)):
+        for at, changes in enumerate(transactions):
             packer.begin(BY_SCHEMA)
             for change in changes:
                 assert packer.add(change, event_id="", tstamp=1) is None
@@ -131,8 +56,22 @@ def write(path: Path, drawing: Drawing, count: int) -> Seqno:
         return log.last_seqno
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def options(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
+def check_ended(results: list[TaskResult], until: int) -> None:
+    assert [(one.end, one.applied_seqno, one.error) for one in results] == [(TaskEnd.LIMIT, until, None)] * len(results)
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+KINDS = ("sqlite", "postgres", "mariadb")
+
+
+def empty_target(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
+    """Return a database of the kind that is the fixture's parameter, with our own tables alone."""
     kind = request.param
     given: dict[str, Any] = {"path": str(tmp_path / "target.db")}
     if kind != "sqlite":
@@ -144,10 +83,23 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
     made = TargetOptions(kind=kind, **given)
     target = open_target(made)
     target.positions.ensure_tables()
-    for table in TABLES:
+    target.close()
+    return made
+
+
+@pytest.fixture(params=KINDS)
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
+    return empty_target(request, tmp_path)
+
+
+@pytest.fixture(params=KINDS)
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
+    made = empty_target(request, tmp_path)
+    target = open_target(made)
+    for table in KEYED_TABLES:
         target.rows.create_table(table)
-    if kind in REFERENCE:
-        target.rows.session.run(REFERENCE[kind])  # type: ignore[attr-defined]
+    if made.kind in REFERENCE:
+        target.rows.session.run(REFERENCE[made.kind])  # type: ignore[attr-defined]
     target.close()
     return made
 
@@ -157,20 +109,18 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
 def test_many_channels_lead_to_what_one_does(
     tmp_path: Path, options: TargetOptions, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawing = Drawing(seed)
+    drawing = Drawing(random.Random(seed))
     drawn = WritesBounds(every=drawing.random.choice((40, 90)), lead=drawing.random.choice((0, 5, 40)), serial_in=10)
     monkeypatch.setattr(write_owners, "BOUNDS", drawn)
-    last = write(tmp_path / "log", drawing, 400)
+    last = append(tmp_path / "log", itertools.islice(drawing.transactions(), 400))
     plan = ShardPlan(channels=drawing.random.randint(2, 5), by=ShardBy.WRITES)
     bounded = drawing.random.randrange(last)
     for until in (bounded, last):  # the second time from where the plan began, by what it says
         results = run_threads(tasks_for(options, tmp_path / "log", plan, take(options, plan), until=until))
-        assert [(one.end, one.applied_seqno, one.error) for one in results] == [(TaskEnd.LIMIT, until, None)] * len(
-            results
-        )
+        check_ended(results, until)
     target = open_target(options)
     try:
-        for table in TABLES:
+        for table in KEYED_TABLES:
             assert sorted(target.rows.read(table), key=repr) == sorted(drawing.rows(table), key=repr)
     finally:
         target.close()
@@ -178,6 +128,49 @@ def test_many_channels_lead_to_what_one_does(
     assert done.missed == 0
     assert done.depended > 20
     print(options.kind, plan.channels, done.depended, done.held, done.retries, done.serial)
+
+
+def make_tables(options: TargetOptions, tables: Sequence[TableMap]) -> None:
+    """Make the tables with their references; a MariaDB compares texts without regard to case, accents and spaces."""
+    with closing(open_target(options)) as target:
+        for table in tables:
+            target.rows.create_table(table)
+            if options.kind == "sqlite":
+                continue
+            change = f"ALTER TABLE {SCHEMA}.{table.table}"
+            done = [
+                f"ADD FOREIGN KEY ({own}) REFERENCES {SCHEMA}.{to} ({there})" for own, to, there in references(table)
+            ]
+            if options.kind == "mariadb":
+                done.insert(0, "CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+            for one in done:
+                target.rows.session.run(f"{change} {one}")  # type: ignore[attr-defined]
+
+
+@pytest.mark.integration
+def test_any_tables_with_any_keys_hold_the_same_whatever_the_number_of_channels(
+    tmp_path: Path, empty: TargetOptions, effort: Effort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composite, unique, nullable and foreign keys; texts that are equal without regard to case, accents or spaces."""
+    base = random.randrange(1 << 32)
+    for number in range(effort(1, 3, 60)):
+        chance = random.Random(base + number)
+        said = f"random.Random({base + number})"
+        pipeline = f"p{number}"
+        tables = drawn_tables(chance, f"t{number}_")
+        drawing = Drawing(chance, range(chance.choice((4, 12))), tables, LOOSE_CODES)
+        every, lead, serial_in = chance.choice((30, 70)), chance.choice((0, 5, 40)), chance.choice((2, 10))
+        monkeypatch.setattr(write_owners, "BOUNDS", WritesBounds(every=every, lead=lead, serial_in=serial_in))
+        last = append(tmp_path / pipeline, itertools.islice(drawing.transactions(), 150))
+        make_tables(empty, tables)
+        plan = ShardPlan(channels=chance.randint(1, 5), by=ShardBy.WRITES)
+        token = take(empty, plan, pipeline=pipeline)
+        results = run_threads(tasks_for(empty, tmp_path / pipeline, plan, token, until=last, pipeline=pipeline))
+        assert [(one.end, one.error) for one in results] == [(TaskEnd.LIMIT, None)] * plan.channels, said
+        with closing(open_target(empty)) as target:
+            for table in tables:
+                assert sorted(target.rows.read(table), key=repr) == sorted(drawing.rows(table), key=repr), said
+        assert counters(empty, pipeline).missed == 0, said
 
 
 MORE = {
@@ -216,3 +209,45 @@ def test_what_a_server_holds_rows_to(options: TargetOptions) -> None:
         assert target.rows.keys((SCHEMA, "other")) is None
     finally:
         target.close()
+
+
+def parent_updated(key: int, n: int) -> RowChange:
+    return RowChange(PARENT, Op.UPDATE, (key, None, n), (key, None, n + 1))
+
+
+def child_of(parent: int) -> RowChange:
+    return RowChange(CHILD, Op.INSERT, None, (parent, parent, parent, None, 0))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("options", ["mariadb"], indirect=True)
+def test_a_deadlock_of_a_parent_and_a_reference_at_the_server_is_gone_through(
+    tmp_path: Path, options: TargetOptions, mariadb_target: MariaDbServer, mariadb_target_database: str
+) -> None:
+    """Each of two refers to the row that the other updates. InnoDB locks it for the reference; channels do not wait."""
+    parents = [RowChange(PARENT, Op.INSERT, None, (key, None, 0)) for key in (1, 2)]
+    crossed = [[child_of(1), parent_updated(2, 0)], [child_of(2), parent_updated(1, 0)]]
+    first = append(tmp_path / "log", [parents, [RowChange(CHILD, Op.INSERT, None, (0, 0, None, None, 0))]])
+    last = append(tmp_path / "log", crossed)
+    plan = ShardPlan(channels=2, by=ShardBy.WRITES, triggers=("gated",))
+    for statement in (
+        "CREATE TABLE shop.gate (id INT PRIMARY KEY)",
+        "INSERT INTO shop.gate VALUES (1)",
+        "CREATE TRIGGER shop.gated AFTER INSERT ON shop.child FOR EACH ROW "
+        "SET @gate = (SELECT id FROM shop.gate WHERE id = 1 LOCK IN SHARE MODE)",
+    ):
+        mariadb_target.execute(statement, database=mariadb_target_database)
+    check_ended(run_threads(tasks_for(options, tmp_path / "log", plan, take(options, plan), until=first)), first)
+    with closing(mariadb_target.connect(mariadb_target_database, autocommit=False)) as gate, gate.cursor() as cursor:
+        cursor.execute("DELETE FROM shop.gate")  # locks it: both have their reference then, and neither its update
+        cursor.execute("INSERT INTO shop.gate VALUES (1)")
+        running = Threads(tasks_for(options, tmp_path / "log", plan, take(options, plan), until=last))
+        waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        wait_until(lambda: mariadb_target.execute(waiting)[0][0] >= 2)
+        gate.commit()
+    check_ended(running.join(), last)
+    done = counters(options)
+    assert done.missed == 0 and done.held == 0 and done.retries > 0
+    target = open_target(options)
+    assert sorted(target.rows.read(PARENT)) == [(1, None, 1), (2, None, 1)]
+    target.close()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from mutants.check_order import FOUND_BY, HARNESS, MUTANT_ROUNDS
+from mutants.check_order import FOUND_BY, HARNESS, MUTANT_ROUNDS, PARALLEL_LEAST, WAITED_LEAST, kind_for, shares
 from mutants.order_workload import SHARDS_BY
 from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
-from tranlog.pipeline.rules.channels import Parallelization
+from tranlog.pipeline.rules.channels import Parallelization, ShardBy
 
 DRAWN = (
     *[f"started {how.value}" for how in Parallelization],
-    *[f"planned by {by.value}" for by in SHARDS_BY],
+    *[f"planned by {by.value}" for by in (*SHARDS_BY, ShardBy.WRITES)],
     *("planned with lines of a shard.list", "planned with critical shards"),
     *("re-planned while it ran", "ended and started anew", "tasks killed or stopped", "drivers killed or stopped"),
 )
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.integration
 def test_the_order_of_the_log_is_the_targets(tmp_path: Path, postgres, postgres_database) -> None:
     found = run_rounds(HARNESS, None, tmp_path, postgres.dsn(postgres_database), rounds=10)
     assert found.caught_in is None, found
+    assert found.tally["planned by writes"] > 0
 
 
 @pytest.mark.slow
@@ -40,12 +41,15 @@ def test_the_order_of_the_log_is_the_targets_in_many_more(tmp_path: Path, postgr
     found = run_rounds(HARNESS, None, tmp_path, postgres.dsn(postgres_database), rounds=200, first=1_000)
     assert found.caught_in is None, found
     assert min(found.tally.get(name, 0) for name in DRAWN) > 0, found.tally
+    by_writes = shares(found.tally)
+    assert by_writes["in parallel"] >= PARALLEL_LEAST and by_writes["waited"] >= WAITED_LEAST, by_writes
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", FOUND_BY, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_found(mutant: Mutant, tmp_path: Path, postgres, postgres_database) -> None:
     """ "and finds each mutant (no wait at a serial section, shard order broken, position ahead of rows)"."""
-    found = run_rounds(HARNESS, mutant, tmp_path, postgres.dsn(postgres_database), rounds=MUTANT_ROUNDS)
+    where = postgres.dsn(postgres_database), kind_for(mutant)
+    found = run_rounds(HARNESS, mutant, tmp_path, *where, rounds=MUTANT_ROUNDS)
     assert found.caught_in is not None, f"{mutant.what}: not seen in {MUTANT_ROUNDS} rounds"
     assert found.what.startswith(FOUND_BY[mutant]), found

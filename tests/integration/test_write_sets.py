@@ -50,15 +50,15 @@ def read(fragment: Fragment) -> WriteSet:
 def check(fragments: Sequence[Fragment], **others: str) -> None:
     """Hold against CHANGES what a source made of them; `others`: what else it tells, by the letters."""
     found = [read(fragment) for fragment in fragments]
-    told = ["".join(LETTERS[use] for use, _ in sorted(one.touches)) for one in found]
+    told = ["".join(LETTERS[use] * len(hashes) for use, hashes in zip(Use, one.touches, strict=True)) for one in found]
     assert told == [others.get(uses, uses) for _, uses in CHANGES]
     by_change = dict(zip((sql for sql, _ in CHANGES), found, strict=True))
-    keys = {value: use for use, value in by_change[CHANGES[0][0]].touches}
-    (refers,) = [value for use, value in by_change[CHANGES[1][0]].touches if use is Use.REFERENCE]
+    keys = {value for hashes in by_change[CHANGES[0][0]].touches for value in hashes}
+    (refers,) = by_change[CHANGES[1][0]].touches[Use.REFERENCE - 1]
     assert refers in keys, "a row of child refers to a key of parent by the hash that the key has"
-    assert {value for _, value in by_change[CHANGES[2][0]].touches} < keys.keys()
-    old_and_new = {value for use, value in by_change[CHANGES[3][0]].touches if use is Use.REFERENCE}
-    assert old_and_new < keys.keys() and refers in old_and_new
+    assert {value for hashes in by_change[CHANGES[2][0]].touches for value in hashes} < keys
+    old_and_new = set(by_change[CHANGES[3][0]].touches[Use.REFERENCE - 1])
+    assert old_and_new < keys and refers in old_and_new
     assert [len(table.keys) for one in found for table in one.tables] == [2, 2, 2, 2, 2, 2, 2, 2, 2, 0]
     assert {one.kind for one in found} == {WriteKind.ROWS} and [one.changes for one in found] == [2, *[1] * 9]
 

@@ -352,6 +352,22 @@ def test_a_run_of_others_transactions_is_passed(shards: list[str], upto: int, cu
     assert pass_events(raw, 0, 0, upto, wanted) == (at, passed, last if passed else -1)
 
 
+def test_who_passes_over_transactions_is_told_their_shard_tables_and_write_set() -> None:
+    """One after the other, until one is not to be passed."""
+    tables = (("shop", "orders"), ("shop", "items"))
+    given: list[dict[str, Any]] = [{"tables": tables, "write_set": b"w"}, {"tables": ()}, {"tables": None}, {}]
+    records = [event(seqno=number, shard_id=f"s{number}", **one) for number, one in enumerate(given, 4)]
+    asked: list[object] = []
+
+    def passes(*told: object) -> bool:
+        asked.append(told)
+        return len(asked) < 4
+
+    at, last = len(b"".join(records[:3])), len(b"".join(records[:2]))
+    assert pass_events(b"".join(records), 0, 4, 99, (), passes) == (at, 7, last)
+    assert asked[:3] == [(4, b"s4", tables, b"w"), (5, b"s5", (), b""), (6, b"s6", None, b"")]
+
+
 @pytest.mark.parametrize("changed", [{"fragno": 1}, {"last_frag": False}, {"seqno": 8}])
 def test_what_is_no_whole_transaction_is_not_passed(changed: dict[str, Any]) -> None:
     """Only a transaction of one fragment, and the one that belongs there, can be passed by its start alone."""

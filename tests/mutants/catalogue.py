@@ -16,7 +16,7 @@ _PAUSE = f"__import__('time').sleep({_PAUSE_S})"
 """Widens the window of a mutant, by so many seconds."""
 
 _MOVE = """\
-        task, walk, clock, target = self._task, self._walk, self._clock, self._claim.target
+        task, walk, clock, target, writes = self._task, self._walk, self._clock, self._claim.target, self._writes
 """
 
 POSITION_AFTER_COMMIT = Mutant(
@@ -148,7 +148,7 @@ SHARDS_BY_TURNS = Mutant(
     edits=(
         Edit(
             module="tranlog.pipeline.applying.channel",
-            old="            if hops and foreign and not walk.run:\n",
+            old="            if hops and (foreign or passes is not None) and not walk.run:\n",
             new="            if False:\n",
         ),
         Edit(

@@ -4,15 +4,17 @@ Real: the log, the driver in a process of its own (`order_driver`), the tasks' l
 target, kill -9 and SIGSTOP of any of them. Not here: Spark, which only starts those processes, and again those that
 died. A round's seed decides the log, what the pipeline is (`order_workload`: queues on disk, in memory or none;
 channels; what a shard is and whose; a `shard.list`), the harms, another plan while it runs or while it rests, the
-pauses between all that, and the slow shard; who is how fast is the machine's.
+pauses between all that, and the slow shard; who is how fast is the machine's. Every third round is one of `KEYED`: a
+schema with keys and foreign keys, whose channels meet by write sets (`order_by_writes`); the others divide by shards.
 
 Each transaction inserts its number into tables without a key, so that the target refuses no double; a trigger notes
 each row with what its session saw, and `tranlog.testing.order` holds that against the log. Another trigger notes each
 plan with the positions behind which it holds: every transaction is judged by the plan under which it was applied, and
 all in front of a change of plan must have been applied before all behind it.
 
-`python order_rounds.py FOLDER FIRST ROUNDS DSN` prints one JSON object, with the first round in which something was
-wrong, and what, and how often each thing was drawn. It needs a database of its own.
+`python order_rounds.py FOLDER FIRST ROUNDS DSN [KIND]` prints one JSON object, with the first round in which something
+was wrong, and what, and how often each thing was drawn. It needs a database of its own. KIND is `keyed` or `sharded`,
+where all rounds are to be of one.
 """
 
 from __future__ import annotations
@@ -26,30 +28,77 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
+from mutants.keyed_rows import REFERENCE
+from mutants.order_by_writes import (
+    SLOW,
+    TARGET_TABLES,
+    TRIGGERS,
+    draw_bounds,
+    draw_rows_plan,
+    rows_keep_order,
+    rows_logged_by,
+    rows_parallelization,
+    write_rows,
+)
 from mutants.order_driver import SLOTS, Done, Ended, Planned, Stop, Wanted, Work, run_driver, run_work
-from mutants.order_workload import SCHEMAS, TABLES, Written, draw_parallelization, draw_plan, logged_by, write
+from mutants.order_workload import SCHEMAS, TABLES, draw_parallelization, draw_plan, logged_by, write
 from mutants.rounds import play_rounds
 from tranlog.errors import PipelineHeldError, ReplacedError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
+from tranlog.pipeline.applying import write_owners
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.applying.task import TaskEnd, TaskResult
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.progress import ChannelStats, Counters
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.testing.order import AUDIT_INSERT, AUDIT_TABLE, Trace, find_fault
+from tranlog.testing.order import AUDIT_INSERT, AUDIT_TABLE, Logged, Trace, find_fault, keeps_order
 
 LONGEST_S = 120.0
 """A round takes seconds; one that takes so long waits for something that never comes."""
 FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a round applies. `slow`: the schemas or tables of which one is slow."""
+
+    write: Callable[[Log, random.Random], Iterator[Any]]
+    parallelization: Callable[[random.Random], Parallelization]
+    plan: Callable[[random.Random], dict[str, Any]]
+    logged_by: Callable[[Sequence[Any], Sequence[tuple[Seqno, ShardPlan]]], list[Logged]]
+    keeps: Callable[[Logged, Logged], bool]
+    slow: tuple[str, ...]
+
+
+SHARDED = Kind(
+    write=write,
+    parallelization=draw_parallelization,
+    plan=draw_plan,
+    logged_by=logged_by,
+    keeps=keeps_order,
+    slow=SCHEMAS,
+)
+KEYED = Kind(
+    write=write_rows,
+    parallelization=rows_parallelization,
+    plan=draw_rows_plan,
+    logged_by=rows_logged_by,
+    keeps=rows_keep_order,
+    slow=SLOW,
+)
+KINDS = (KEYED, SHARDED, SHARDED)
+"""In turn, by the seed."""
 
 
 class WrongError(Exception):
@@ -95,14 +144,17 @@ def plans_of(session: psycopg.Connection, pipeline: str) -> list[tuple[Seqno, Sh
 class Stage:
     """One round."""
 
-    def __init__(self, folder: Path, dsn: str, seed: int, tally: Counter[str]) -> None:
+    def __init__(self, folder: Path, dsn: str, seed: int, kind: Kind, tally: Counter[str]) -> None:
         self.rng = random.Random(seed)
+        self.kind = kind
+        if self.kind is KEYED:  # which the processes that are forked have then
+            vars(write_owners).update(BOUNDS=draw_bounds(self.rng))
         self.tally = tally
         self.pipeline = f"p{seed}"
         self.log_dir = folder / f"log-{seed}"
         shutil.rmtree(self.log_dir, ignore_errors=True)
         self.session = psycopg.connect(dsn, autocommit=True)
-        self.slow = self.rng.choice(SCHEMAS)
+        self.slow = self.rng.choice(self.kind.slow)
         self.harms = self.rng.randint(2, 5)
         self.harm_at = float(self.rng.choice((-1, 5, 20, 60)))
         self.driver: Driver | None = None
@@ -122,10 +174,10 @@ class Stage:
         )
         self.deadline = time.monotonic() + LONGEST_S
 
-    def write(self) -> list[Written]:
+    def write(self) -> list[Any]:
         """Write the log."""
         with Log.open(str(self.log_dir), source_id="test") as log:
-            written = list(itertools.islice(write(log, self.rng), self.rng.randint(80, 200)))
+            written = list(itertools.islice(self.kind.write(log, self.rng), self.rng.randint(80, 200)))
             log.commit()
         return written
 
@@ -133,17 +185,18 @@ class Stage:
         """Draw what a pipeline that rests may be started as."""
         return replace(
             options,
-            parallelization=draw_parallelization(self.rng),
+            parallelization=self.kind.parallelization(self.rng),
             window_bytes=self.rng.choice((12_000, 40_000, 200_000)),
             group=GroupBounds(transactions=self.rng.choice((1, 3, 20))),
-            **draw_plan(self.rng),  # type: ignore[arg-type]
+            **self.kind.plan(self.rng),
         )
 
     def play(self) -> None:
         """Apply the log, with harms on the way. Raises WrongError."""
         self.session.execute("TRUNCATE public.trail, public.plans, public.slow")
-        for table in TABLES.values():
-            self.session.execute(f'TRUNCATE "{table.schema}".{table.table}'.encode())
+        names = [f'"{table.schema}".{table.table}' for table in (*TABLES.values(), *TARGET_TABLES)]
+        self.session.execute(f"TRUNCATE {', '.join(names)}".encode())
+        self.session.execute("DROP INDEX IF EXISTS shop.beside, shop.only_here")
         self.session.execute("INSERT INTO public.slow VALUES (%s)", (self.slow,))
         self.start_driver()
         while self.driver is not None:
@@ -284,7 +337,7 @@ class Stage:
         elif driver.resting:
             pass  # it is on its way to its end
         elif chance < 0.85:
-            self.options = replace(self.options, **draw_plan(self.rng))  # type: ignore[arg-type]
+            self.options = replace(self.options, **self.kind.plan(self.rng))
             self.tally_plan(self.options)
             self.tell(driver, self.options.shard_plan())
         else:
@@ -329,7 +382,7 @@ class Stage:
         ).fetchall()
         if not plans or plans[0][0] >= self.log[0].seqno:
             raise WrongError(f"the first plan holds from behind where? {plans}")
-        fault = find_fault(logged_by(self.log, plans), trail)
+        fault = find_fault(self.kind.logged_by(self.log, plans), trail, self.kind.keeps)
         if fault is not None:
             raise WrongError(fault)
         last = self.log[-1].seqno
@@ -341,7 +394,24 @@ class Stage:
             if wanted not in [*before, *[plan for behind, plan in plans if behind == seqno]]:
                 raise WrongError(f"answered that {wanted} holds behind {seqno}; the target has {plans}")
         self.tally["transactions"] += len(self.log)
+        if any(plan.by is ShardBy.WRITES for _, plan in plans):
+            self.count_by_writes()
         self.tally["sections of the log by plan"] += len({behind for behind, _ in plans})
+
+    def count_by_writes(self) -> None:
+        """Count what ran in parallel and what waited. Raises WrongError for a missed dependency."""
+        rows = self.session.execute(
+            "SELECT stats FROM tranlog_channel WHERE pipeline = %s", (self.pipeline,)
+        ).fetchall()
+        done = sum([Counters.parse(stats) for (stats,) in rows], Counters())
+        done = sum([Counters.of(ChannelStats.parse(stats).earlier) for (stats,) in rows], done)
+        if done.missed:
+            missed = [ChannelStats.parse(stats).missed_at for (stats,) in rows]
+            raise WrongError(f"missed dependencies: {done.missed} at {missed}")
+        self.tally["by writes: transactions"] += done.transactions
+        self.tally["by writes: in parallel"] += done.transactions - done.serial
+        self.tally["by writes: waited"] += done.held
+        self.tally["by writes: retries at the target"] += done.retries
 
     def close(self) -> None:
         processes = [*self.stopped, *self.woken, *[task.process for task in self.tasks]]
@@ -372,21 +442,25 @@ def make_target(dsn: str) -> None:
     """Make the tables, and the triggers that note what happens to them; one shard of each round is slow."""
     target = open_target(TargetOptions(kind="postgres", dsn=dsn))
     target.positions.ensure_tables()
-    for table in TABLES.values():
+    for table in (*TABLES.values(), *TARGET_TABLES):
         target.rows.create_table(table)
     target.close()
     with psycopg.connect(dsn, autocommit=True) as session:
         session.execute(AUDIT_TABLE)
         session.execute("CREATE TABLE public.slow (shard text)")
-        session.execute(
-            "CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "IF EXISTS (SELECT FROM public.slow WHERE shard = TG_TABLE_SCHEMA) THEN PERFORM pg_sleep(0.003); END IF; "
-            f"{AUDIT_INSERT} RETURN NULL; END $$".encode()
-        )
-        for table in TABLES.values():
+        session.execute(REFERENCE["postgres"].encode())
+        for name, more in (("note", AUDIT_INSERT), ("delay", "")):
             session.execute(
-                f'CREATE TRIGGER note AFTER INSERT ON "{table.schema}".{table.table} '
-                "FOR EACH ROW EXECUTE FUNCTION public.note()".encode()
+                f"CREATE FUNCTION public.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                "IF EXISTS (SELECT FROM public.slow WHERE shard IN (TG_TABLE_SCHEMA, TG_TABLE_NAME)) "
+                f"THEN PERFORM pg_sleep(0.003); END IF; {more} RETURN NULL; END $$".encode()
+            )
+        (named,) = TRIGGERS
+        for table in (*TABLES.values(), *TARGET_TABLES):
+            noted = any(column.name == "number" for column in table.columns)
+            session.execute(
+                f'CREATE TRIGGER {named} AFTER INSERT ON "{table.schema}".{table.table} '
+                f"FOR EACH ROW EXECUTE FUNCTION public.{'note' if noted else 'delay'}()".encode()
             )
         session.execute(
             "CREATE TABLE public.plans (place bigserial PRIMARY KEY, pipeline text, channels int, shard_rule text, "
@@ -407,9 +481,9 @@ def make_target(dsn: str) -> None:
             )
 
 
-def play(folder: Path, dsn: str, seed: int, tally: Counter[str]) -> str | None:
+def play(folder: Path, dsn: str, seed: int, kind: Kind, tally: Counter[str]) -> str | None:
     """Play one round; return what was wrong in it, None where nothing was."""
-    stage = Stage(folder, dsn, seed, tally)
+    stage = Stage(folder, dsn, seed, kind, tally)
     try:
         stage.play()
         stage.judge()
@@ -422,10 +496,15 @@ def play(folder: Path, dsn: str, seed: int, tally: Counter[str]) -> str | None:
 
 def main() -> None:
     """Play what the command line asks for."""
-    folder, first, rounds, dsn = sys.argv[1:]
+    folder, first, rounds, dsn, *only = sys.argv[1:]
+    kinds = KINDS if not only else [{"keyed": KEYED, "sharded": SHARDED}[only[0]]]
     make_target(dsn)
     tally: Counter[str] = Counter()
-    play_rounds(lambda seed: play(Path(folder), dsn, seed, tally), first=int(first), rounds=int(rounds), tally=tally)
+
+    def played(seed: int) -> str | None:
+        return play(Path(folder), dsn, seed, kinds[seed % len(kinds)], tally)
+
+    play_rounds(played, first=int(first), rounds=int(rounds), tally=tally)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def write(log: Log, rng: random.Random) -> Iterator[Written]:
 
 
 SHARDS_BY = tuple(by for by in ShardBy if by is not ShardBy.WRITES)
-"""What makes a shard; by write sets there is none, and their order is looked at elsewhere."""
+"""What makes a shard; by write sets there is none: `order_by_writes`."""
 
 
 def draw_parallelization(rng: random.Random) -> Parallelization:

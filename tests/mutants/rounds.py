@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mutants.catalogue import MUTANTS
 from mutants.rewriting import Mutant, switched_on
+from tranlog import compiled
 
 HERE = Path(__file__).parent
 
@@ -80,4 +81,6 @@ def environment(mutant: Mutant | None) -> dict[str, str]:
     made = {**kept, "PYTHONPATH": os.pathsep.join(path)}
     if mutant is not None:
         made |= {"TRANLOG_MUTANT": mutant.name, "TRANLOG_MUTANT_PAUSE": "0"}
+        if any(edit.module in compiled.MODULES for edit in mutant.edits):
+            made[compiled.PLAIN_VARIABLE] = "1"  # compiled modules call each other without an import
     return made

@@ -137,7 +137,7 @@ def touched(changes: Sequence[Change]) -> tuple[Touch, ...]:
     tables = tuple(dict.fromkeys(("main", name) for name, _, _ in changes))
     found = parse_write_set(touches.take(tables), tables)
     assert found is not None
-    return found.touches
+    return tuple((use, one) for use, hashes in zip(Use, found.touches, strict=True) for one in hashes)
 
 
 def waits(one: Sequence[Touch], other: Sequence[Touch]) -> bool:

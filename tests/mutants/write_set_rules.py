@@ -8,6 +8,7 @@ from __future__ import annotations
 from mutants.rewriting import Edit, Mutant
 
 _RULES = "tranlog.pipeline.rules.by_writes"
+_ORDER = "tranlog.pipeline.rules.write_order"
 
 
 def _mutant(name: str, what: str, old: str, new: str, module: str = _RULES) -> Mutant:
@@ -18,26 +19,30 @@ WRITE_SETS = {
     _mutant(
         "key-ignored",
         "nothing waits for a row that came or went",
-        "            found.add(self._keys.get(value))\n",
-        "",
+        "            last[value] = mark\n",
+        "            pass\n",
+        module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "row-ignored",
         "nothing waits for an update of a row",
-        "                found.add(self._rows.get(value))\n",
-        "                pass\n",
+        "            self._uses(value).row = mark\n",
+        "            pass\n",
+        module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "reference-ignored",
         "a row comes or goes without waiting for references to it",
-        "            if use is Use.KEY:\n                found.update(",
-        "            if not use:\n                found.update(",
+        "                    found.update(there.references.values())\n",
+        "                    pass\n",
+        module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "one-reference",
         "of the references to a value one is remembered, not one on each channel",
-        "self._references.setdefault(value, {})[channel] = seqno",
-        "self._references[value] = {channel: seqno}",
+        "there.references[own] = mark",
+        "there.references = {own: mark}",
+        module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "point-not-serial",

@@ -32,6 +32,7 @@ from tranlog.pipeline.rules.by_writes import (
     resume,
 )
 from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict
+from tranlog.write_item import Touches
 from tranlog.write_set import Operations, Use, WriteKind, WriteSet, WrittenTable
 
 USES = "-KUR"
@@ -94,7 +95,13 @@ def write_set(done: str) -> WriteSet | None:
         )
         for use, key in touches
     )
-    return WriteSet(changes=len(touches), tables=tables, touches=touches)
+    return WriteSet(changes=len(touches), tables=tables, touches=by_use(*touches))
+
+
+def by_use(*touches: tuple[Use, int]) -> Touches:
+    """Return uses of hashes as a write set has them."""
+    keys, rows, references = (tuple(value for one, value in touches if one is use) for use in Use)
+    return keys, rows, references
 
 
 class Model:

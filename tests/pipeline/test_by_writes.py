@@ -17,10 +17,11 @@ from fix_effort import few_of
 from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
 from mutants.write_set_rules import WRITE_SETS
-from mutants.writes_model import Broken, Lying, Model, draw, drawn, drawn_lie, logs, write_set
+from mutants.writes_model import Broken, Lying, Model, by_use, draw, drawn, drawn_lie, logs, write_set
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.by_writes import (
+    ALONE,
     NOBODY,
     Assigned,
     Assignment,
@@ -31,7 +32,8 @@ from tranlog.pipeline.rules.by_writes import (
     in_force,
     resume,
 )
-from tranlog.pipeline.rules.channels import SERIAL
+from tranlog.pipeline.rules.channels import SERIAL, Publish, Skip
+from tranlog.write_item import encode_write_set
 from tranlog.write_set import ANYTHING, Operations, Use, WriteKind, WriteSet, WrittenTable
 
 ORDERS = ("shop", "orders")
@@ -45,7 +47,7 @@ def plan(channels: int = 3, **given: Any) -> WritesPlan:
 
 def writes(*touches: tuple[Use, int], changes: int = 1, **given: Any) -> WriteSet:
     tables = (WrittenTable(table=ORDERS, keys=frozenset({1, 2, 3}), operations=Operations.UPDATE),)
-    return WriteSet(**{"changes": changes, "tables": tables, "touches": touches, **given})
+    return WriteSet(**{"changes": changes, "tables": tables, "touches": by_use(*touches), **given})
 
 
 def assign_all(assignment: Assignment, *log: WriteSet | None) -> list[Assigned]:
@@ -139,7 +141,7 @@ def test_what_makes_a_transaction_serial_is_named(given: dict[str, Any], one: Wr
     assigned = Assignment(plan(**given)).assign(Seqno(1), one)
     assert assigned.why == why and (assigned.owner == SERIAL) == (why != "")
     # Where all run on channel 0 it is told all the same, and no section is opened.
-    assert Assignment(plan(**given, alone=True)).assign(Seqno(1), one) == Assigned(owner=0, why=why)
+    assert Assignment(plan(**given, alone=True)).assign(Seqno(1), one) == Assigned(owner=0, why=why or ALONE)
 
 
 # --- plan points ---
@@ -179,15 +181,17 @@ def stretch(given: WritesPlan, *log: WriteSet | None) -> WritesPlan:
 
 
 def test_after_a_stretch_with_many_serial_ones_channel_0_runs_alone_and_after_one_with_few_all_do() -> None:
-    step, row = WriteSet(changes=1, kind=WriteKind.STEP), writes((Use.KEY, 1))
+    many, row = WriteSet(changes=1, kind=WriteKind.MANY), writes((Use.KEY, 1))
     tenth = plan(bounds=WritesBounds(serial_in=10))
-    assert not stretch(tenth, step, *[row] * 9).alone
-    alone = stretch(tenth, step, step, *[row] * 18)
+    load = WriteSet(changes=1, kind=WriteKind.STEP)
+    assert not stretch(tenth, *[load] * 20, *[row] * 20).alone, "a load ends, and what follows it runs on all channels"
+    assert not stretch(tenth, many, *[row] * 9).alone
+    alone = stretch(tenth, many, many, *[row] * 18)
     assert not alone.alone, "two in twenty are one in ten"
-    alone = stretch(tenth, step, step, *[row] * 17)
+    alone = stretch(tenth, many, many, *[row] * 17)
     assert alone.alone
-    assert stretch(alone, step, step, *[row] * 17).alone
-    assert not stretch(alone, step, *[row] * 19).alone
+    assert stretch(alone, many, many, *[row] * 17).alone
+    assert not stretch(alone, many, *[row] * 19).alone
 
 
 def test_a_stretch_too_short_to_be_judged_counts_for_the_next_one() -> None:
@@ -239,6 +243,73 @@ def test_a_restart_assigns_as_whoever_went_on() -> None:
                 break
             assert resume(given, Seqno(position + 1), log.__getitem__)[1] == (assigned.owner == SERIAL)
         assert resume(given, Seqno(0), log.__getitem__)[1], "a plan point is serial"
+
+
+# --- passing over others' by the bytes of headers ---
+
+
+def item_of(one: WriteSet) -> bytes:
+    return encode_write_set(one.kind, one.changes, [(int(it.operations), it.keys) for it in one.tables], one.touches)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_nothing(alone: bool) -> None:
+    """No plan point, no critical shard, nothing that waits for something in its group, nothing that was not learned."""
+    passed = held = 0
+    for seed in range(20):
+        chance = random.Random(seed)
+        log = [
+            WriteSet(changes=1, kind=WriteKind.STEP)
+            if chance.random() < 0.05
+            else writes(*[(chance.choice(list(Use)), chance.randrange(9)) for _ in range(chance.randint(0, 3))])
+            for _ in range(60)
+        ]
+        given = plan(2, alone=alone, bounds=WritesBounds(every=50, lead=3, serial_in=2))
+        every, one = Assignment(given), Assignment(given)
+        channel = seed % 2
+        passing = one.passing(channel, frozenset({b"critical"}))
+        assert passing is not None
+        walk = WritesWalk(channel=channel, channels=2, position=Seqno(0), run=False)
+        for seqno, its in enumerate(log, 1):
+            shard = b"critical" if chance.random() < 0.05 else b""
+            names, item = tuple(table.table for table in its.tables), item_of(its)
+            told: WriteSet | str = "critical" if shard and its.kind is WriteKind.ROWS else its
+            assigned = every.assign(Seqno(seqno), told)
+            walk.learn({1 - channel: Seqno(seqno - 1)})
+            verdict = walk.step(Seqno(seqno), assigned)
+            passing.published = walk.published
+            if not walk.run and passing.passes(seqno, shard, names, item):
+                assert isinstance(verdict, Skip) and not assigned.point, (seed, seqno)
+                passed += 1
+            else:
+                assert walk.run or not passing.passes(seqno, shard, names, item), "asking again changes nothing"
+                assert one.assign(Seqno(seqno), told) == assigned, (seed, seqno)
+                held += isinstance(verdict, Publish) and assigned.owner == 1 - channel
+                if assigned.owner >= 0 and assigned.why in ("", ALONE):
+                    passing.learn(names, item)
+            if isinstance(verdict, Publish):
+                walk.published_up_to(walk.passed)
+            walk.pass_by(Seqno(seqno), assigned)
+            if assigned.point:
+                today = plan(2)
+                assert one.next_plan(Seqno(seqno), today) == every.next_plan(Seqno(seqno), today)
+                break
+    assert passed > 100 and (alone or held > 10)
+
+
+def test_what_is_no_whole_write_set_is_not_passed() -> None:
+    given = writes((Use.KEY, 5), (Use.ROW, 6), (Use.REFERENCE, 7))
+    passing = Assignment(plan(2, bounds=WritesBounds(lead=-1))).passing(1, frozenset())
+    assert passing is not None
+    item = item_of(given)
+    passing.learn((ORDERS,), item)
+    for end in range(len(item)):
+        assert not passing.passes(1, b"", (ORDERS,), item[:end])
+    assert not passing.passes(1, b"", None, item) and not passing.passes(1, b"", (STOCK,), item)
+    assert not passing.passes(1, b"", (ORDERS,), item_of(writes(kind=WriteKind.STEP)))
+    assert passing.passes(1, b"", (ORDERS,), item), "channel 0 has the first"
+    assert not passing.passes(2, b"", (ORDERS,), item_of(writes())), "and this one the next"
+    assert Assignment(None).passing(0, frozenset()) is None
 
 
 # --- the model ---

@@ -27,6 +27,7 @@ MODULES = (
     "tranlog.table_map",
     "tranlog.payload",
     "tranlog.value_ends",
+    "tranlog.write_item",
     "tranlog.row_touches",
     "tranlog.log.records.format",
     "tranlog.log.records.columns",
@@ -34,14 +35,19 @@ MODULES = (
     "tranlog.log.rules.pending",
     "tranlog.source.sqlite.hook",
     "tranlog.source.postgres.rows",
+    "tranlog.pipeline.rules.write_order",
+    "tranlog.queues.rules.state",
+    "tranlog.queues.rules.runs",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-the running hash, appending, the rows of a SQLite writer, and those of a PostgreSQL's stream."""
+write sets and the assignment by them, the running hash, appending, the rows of a SQLite writer, those of a PostgreSQL's
+stream, what a message store holds."""
 SOURCES = (
     "varint.py",
     "table_map.py",
     "payload.py",
     "value_ends.py",
+    "write_item.py",
     "row_touches.py",
     "log/records/format.py",
     "log/records/columns.py",
@@ -49,12 +55,16 @@ SOURCES = (
     "log/rules/pending.py",
     "source/sqlite/hook.py",
     "source/postgres/rows.py",
+    "pipeline/rules/write_order.py",
+    "queues/rules/state.py",
+    "queues/rules/runs.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",
     "ids.py",
     "log/rules/prefix.py",
     "log/records/record.py",
+    "queues/rules/records.py",
     "shard.py",
     "types.py",
     "write_set.py",

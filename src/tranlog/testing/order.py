@@ -9,7 +9,7 @@ transaction is before another only if its rows come first and, in another target
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,9 +69,18 @@ class _Stay:
         return other.xact < self.xmax and other.xact not in self.running
 
 
-def find_fault(log: Sequence[Logged], trail: Iterable[Trace]) -> str | None:
+def keeps_order(earlier: Logged, later: Logged) -> bool:
+    """Whether two transactions must keep their order at the target, going by their shards."""
+    apart = earlier.section != later.section
+    return apart or earlier.serial or later.serial or earlier.shards == later.shards
+
+
+def find_fault(
+    log: Sequence[Logged], trail: Iterable[Trace], keeps: Callable[[Logged, Logged], bool] = keeps_order
+) -> str | None:
     """Return the first thing that is wrong, None where nothing is. `log` is in the log's order.
 
+    `keeps` says of two transactions, the earlier one first, whether they must keep their order.
     It begins with `lost`, `doubled`, `out of nowhere`, `torn` (one transaction in two at the target), or `wrong order`.
     """
     traces: dict[int, list[Trace]] = defaultdict(list)
@@ -93,10 +102,7 @@ def find_fault(log: Sequence[Logged], trail: Iterable[Trace]) -> str | None:
             stays[one.number] = _stay(rows)
     for at, later in enumerate(log):
         for earlier in log[:at]:
-            apart = earlier.section != later.section
-            if not (apart or earlier.serial or later.serial or earlier.shards == later.shards):
-                continue
-            if not (earlier.rows and later.rows):
+            if not (earlier.rows and later.rows and keeps(earlier, later)):
                 continue
             before, after = stays[earlier.number], stays[later.number]
             if before.last > after.first or not after.saw(before):

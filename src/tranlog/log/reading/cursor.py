@@ -25,6 +25,7 @@ from tranlog.errors import (
     LogUnreadableError,
     PayloadError,
 )
+from tranlog.header import Passes
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text, segment_name
 from tranlog.log.files.hashing import hash_up_to, record_tag
 from tranlog.log.files.positions import KeptHold
@@ -187,6 +188,12 @@ class StoredTransaction:
         if header.seqno < segments.first_seqno():  # purged meanwhile, and its spill with it
             return segments.purged(header.seqno)
         return fault_error(fault, header)
+
+    def place_in_window(self) -> int:
+        """Return where the record of its one fragment stands in the window that was read; -1 where it is not there."""
+        at = lsn_offset(self._start) - self._window_start
+        whole = self._fragments == 1 and not self.header.spilled and at + self.header.record_length <= len(self._window)
+        return at if whole else -1
 
     def _only_payload(self) -> bytes:
         """Return the payload of the one fragment, from the window that its header was found in where it fits."""
@@ -412,20 +419,21 @@ class Cursor(Closing):
         self._view.heed()
         return self._view.segments.marks is not self._marks
 
-    def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
+    def pass_over(self, shards: Container[bytes], upto: Seqno, passes: Passes | None = None) -> Seqno:
         """Pass the next transactions that belong to one of `shards` (in UTF-8); return the seqno passed last.
+
+        With `passes` those of which it says so instead: it is asked for one after the other, and what it lets pass is
+        passed.
 
         Ends: in front of any other transaction, after `upto`, and wherever going on would cost more than a look into
         the bytes read already: then `next_header` goes on. Nothing but the row of seqnos is verified.
         """
         walk, seqno = self._walk, self._next
         at = walk.place_of(seqno)
-        if walk.reader is None or at < 0:
+        if walk.reader is None or at < 0 or self._overtaken():
             return Seqno(seqno - 1)
         limit = min(upto, self._limit, walk.living)
-        behind, following, last = pass_events(walk.reader.window, at, seqno, limit, shards)
-        if self._overtaken():
-            return Seqno(seqno - 1)
+        behind, following, last = pass_events(walk.reader.window, at, seqno, limit, shards, passes)
         if last >= 0:
             self._next = Seqno(following)
             walk.move(behind, self._next, last)
@@ -484,6 +492,7 @@ class Cursor(Closing):
         One of more than `most` bytes comes without these.
         """
         upto = SEQNO_MAX if until is None else until
+        begun = NO_SEQNO
         while self._next <= upto:
             walk, seqno = self._walk, self._next
             at = walk.place_of(seqno)
@@ -500,6 +509,11 @@ class Cursor(Closing):
             if self.next_header() is None:
                 return
             transaction = self.current()
+            place = transaction.place_in_window()
+            if place >= 0 and begun != seqno:
+                begun = self._next = seqno
+                walk.move(place, seqno)  # a run begins here: after a sync record, or in the next window
+                continue
             spilled = transaction if referring and transaction.header.spilled else None
             if not transaction.header.spilled and transaction.size_bytes > most:
                 yield b"", [0, 0], transaction.header.seqno, transaction

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from tranlog.change import Change
 from tranlog.errors import PurgedError
-from tranlog.header import Record, TransactionHeader
+from tranlog.header import Passes, Record, TransactionHeader
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import IndexEntry, LogRange
 from tranlog.payload import Payload
@@ -65,8 +65,11 @@ class ReadableCursor(Protocol):
     def next_header(self, timeout_s: float = 0.0) -> TransactionHeader | None:
         """Return the next transaction's header, or None if none is there within `timeout_s`."""
 
-    def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
-        """Pass the next transactions of these shards as far as that is cheap; return the seqno passed last."""
+    def pass_over(self, shards: Container[bytes], upto: Seqno, passes: Passes | None = None) -> Seqno:
+        """Pass the next transactions of these shards as far as that is cheap; return the seqno passed last.
+
+        With `passes` those of which it says so instead.
+        """
 
     def passed(self) -> TransactionHeader:
         """Return the header of the transaction that `pass_over` passed last."""

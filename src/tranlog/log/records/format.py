@@ -21,6 +21,7 @@ from mypy_extensions import i64, u8
 from tranlog.change import Fragment, TableName
 from tranlog.checksum import crc32
 from tranlog.errors import RecordLimitError
+from tranlog.header import Passes
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.records.record import BAD_CHECKSUM as BAD_CHECKSUM
 from tranlog.log.records.record import END as END
@@ -566,8 +567,12 @@ def skip_events(raw: bytes, at: i64, seqno: i64) -> int:
     return at
 
 
-def pass_events(raw: bytes, at: i64, seqno: i64, upto: i64, shards: Container[bytes]) -> tuple[int, int, int]:
+def pass_events(
+    raw: bytes, at: i64, seqno: i64, upto: i64, shards: Container[bytes], passes: Passes | None = None
+) -> tuple[int, int, int]:
     """Pass over transactions of one fragment each that belong to one of `shards`, from `seqno`, at `raw[at]`, on.
+
+    With `passes` over those of which it says so instead, asked for one after the other.
 
     Ends: in front of the first that is something else, does not lie wholly in `raw`, or is behind `upto`. Return its
     place and seqno, and the place of the last one passed, -1 for none. As in `parse_event` no checksum is looked at.
@@ -587,12 +592,20 @@ def pass_events(raw: bytes, at: i64, seqno: i64, upto: i64, shards: Container[by
                 break
             shard: i64 = raw.index(0, raw.index(0, at + 28) + 1) + 1
             behind: i64 = raw.index(0, shard)
-            if raw[shard:behind] not in shards or behind > at + (read_i64_be(raw, at + 5) >> 32 & _U32):
+            header_end: i64 = at + 9 + (read_i64_be(raw, at + 5) >> 32 & _U32)
+            if behind > header_end - 9:
                 break
+            if passes is None:
+                if raw[shard:behind] not in shards:
+                    break
+            else:
+                tables, write_set = _parse_extension(raw, behind + 9, header_end)
+                if not passes(seqno, raw[shard:behind], tables, write_set):
+                    break
             last = at
             at += length
             seqno += 1
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, struct.error):
         pass  # the window ends in the middle of a header
     return at, seqno, last
 

@@ -8,13 +8,13 @@ its position to the plan point; so whoever finds that position finds the plan, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 from tranlog.change import TableName
 from tranlog.errors import ConflictError, PurgedError, TargetPositionError
-from tranlog.header import TransactionHeader
+from tranlog.header import Passes, TransactionHeader
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableCursor
 from tranlog.log.reading.reader import LogRange
@@ -23,6 +23,7 @@ from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.applying.task import ChannelTask
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.rules.by_writes import (
+    ALONE,
     Assigned,
     Assignment,
     PlannedTable,
@@ -36,6 +37,7 @@ from tranlog.pipeline.rules.by_writes import (
 )
 from tranlog.pipeline.rules.channels import SERIAL, Walk
 from tranlog.pipeline.rules.progress import ChannelStats, Counters
+from tranlog.pipeline.rules.write_order import Passing
 from tranlog.target.target import ChannelRow, TargetKeys
 from tranlog.write_set import WriteKind, WriteSet, parse_write_set
 
@@ -55,6 +57,35 @@ class Headers(Protocol):
     def purged(self, seqno: Seqno) -> PurgedError: ...
 
 
+def planned_tables(
+    names: Iterable[TableName],
+    keys: Callable[[TableName], TargetKeys | None],
+    chain: Chain | None,
+    independent: Collection[str],
+) -> tuple[PlannedTable, ...]:
+    """Return what a plan says of the source's tables: as `keys` has them at the target, under what the filters do.
+
+    One that is not there is left out. `independent` as in `planned_table`.
+    """
+    homes: dict[TableName, TableName] = {}
+    found: dict[TableName, TargetKeys] = {}
+    tables: list[PlannedTable] = []
+    for name in names:
+        home = name if chain is None else chain.home(name)
+        if home is None:
+            tables.append(PlannedTable(table=name))  # nothing of it is applied
+            continue
+        there = keys(home)
+        if there is not None:  # else it may be made at its first change
+            homes[there.name[0].lower(), there.name[1].lower()] = name
+            found[name] = there
+    for name, there in found.items():
+        hidden = "" if chain is None else chain.hides(name)
+        one = PlannedTable(table=name, why=hidden) if hidden else planned_table(name, there, homes, independent)
+        tables.append(one)
+    return tuple(tables)
+
+
 class WriteOwners:
     """One channel's, from `begin` on. Threads: one.
 
@@ -65,6 +96,7 @@ class WriteOwners:
         self._task = task
         self._claim = claim
         self._critical = task.plan.serial
+        self._critical_raw = frozenset([shard.encode() for shard in self._critical])
         self._doubted: Seqno | None = None
         self._doubted_table = ""
         self.singly = NO_SEQNO
@@ -79,11 +111,13 @@ class WriteOwners:
         self._next: WritesPlan | None = None
         self._tables: dict[TableName, None] = {}
         self._point: Seqno | None = None
+        self._passing: Passing | None = None
+        self._sees_all = chain is not None and bool(chain.renames)  # which is to see every table's name
         position = row.applied_seqno
         plan = self._stored(position)
         if plan is None or plan.from_seqno == position:
-            self._assignment, run = resume(plan, position, lambda _: None)
-            return run
+            self._go_on(Assignment(plan))
+            return plan is not None
         if plan.from_seqno + 1 < reader.range().first_seqno:
             raise reader.purged(Seqno(plan.from_seqno + 1))
         with reader.cursor(committed_only=True) as cursor:
@@ -94,8 +128,13 @@ class WriteOwners:
                 assert header is not None and header.seqno == seqno, "the position is in the log"
                 return self._writes(header)
 
-            self._assignment, run = resume(plan, position, next_writes)
+            assignment, run = resume(plan, position, next_writes)
+        self._go_on(assignment)
         return run
+
+    def _go_on(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._passing = None if self._sees_all else assignment.passing(self._task.channel, self._critical_raw)
 
     def _stored(self, position: Seqno) -> WritesPlan | None:
         """Return the plan in force after a position; None: the next transaction is a plan point."""
@@ -136,7 +175,16 @@ class WriteOwners:
     def assign(self, header: TransactionHeader) -> Assigned:
         """Return who applies the next transaction of the log; each is asked for once."""
         assigned = self._assignment.assign(header.seqno, self._writes(header))
+        if self._passing is not None and header.tables and assigned.owner >= 0 and assigned.why in ("", ALONE):
+            self._passing.learn(header.tables, header.write_set)
         return replace(assigned, doubted=True) if header.seqno == self._doubted else assigned
+
+    def passes(self, walk: Walk) -> Passes | None:
+        """Return what lets the walk pass over what is not its channel's, in the place of `assign`; None: it may not."""
+        if self._passing is None:
+            return None
+        self._passing.published = walk.published
+        return self._passing.passes
 
     # --- conflicts ---
 
@@ -182,7 +230,7 @@ class WriteOwners:
         if plan is None:
             self._claim.meet()
             raise self._lost(f"tranlog_plan has no plan of seqno {seqno}")
-        self._assignment = Assignment(plan)
+        self._go_on(Assignment(plan))
 
     def plan_for(self, seqno: Seqno) -> Callable[[], str] | None:
         """Return what makes the plan that is stored with this position; None: none is."""
@@ -195,7 +243,7 @@ class WriteOwners:
             self._doubted = None
         if seqno == self._point:
             assert self._next is not None
-            self._assignment = Assignment(self._next)
+            self._go_on(Assignment(self._next))
             self._point = self._next = None
 
     def _known_tables(self, point: Seqno) -> dict[TableName, None]:
@@ -214,30 +262,13 @@ class WriteOwners:
         """Return the text of the plan; asked inside the target transaction that moves the position to its point."""
         assert self._point is not None
         task, target = self._task, self._claim.target
-        homes: dict[TableName, TableName] = {}
-        found: dict[TableName, TargetKeys] = {}
-        tables: list[PlannedTable] = []
-        for name in self._tables:
-            home = name if self._chain is None else self._chain.home(name)
-            if home is None:
-                tables.append(PlannedTable(table=name))  # nothing of it is applied
-                continue
-            keys = target.rows.keys(home)
-            if keys is not None:  # else it may be made at its first change
-                homes[keys.name[0].lower(), keys.name[1].lower()] = name
-                found[name] = keys
-        for name, keys in found.items():
-            hidden = "" if self._chain is None else self._chain.hides(name)
-            if hidden:
-                tables.append(PlannedTable(table=name, why=hidden))
-            else:
-                tables.append(planned_table(name, keys, homes, task.plan.triggers))
+        tables = planned_tables(self._tables, target.rows.keys, self._chain, task.plan.triggers)
         rows = target.positions.read_channels(task.options.pipeline)
         missed = {table for row in rows for table in ChannelStats.parse(row.stats).missed_at}
         today = WritesPlan(
             from_seqno=self._point,
             channels=task.plan.channels,
-            tables=tuple(tables),
+            tables=tables,
             filters=task.plan.filters,
             bounds=BOUNDS,
         )

@@ -19,12 +19,12 @@ from tranlog.change import TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
+from tranlog.pipeline.rules.write_order import Passing, WriteOrder
 from tranlog.target.target import TargetKeys
 from tranlog.write_set import (
     ANYTHING,
     TOUCHES_MAX,
     Operations,
-    Use,
     WriteKind,
     WriteSet,
     key_id,
@@ -98,9 +98,9 @@ class WritesBounds:
 class WritesPlan:
     """What the assignment of the transactions after `from_seqno`, a plan point, is computed from, beside their headers.
 
-    `alone`: they all run on channel 0. `counted` and `serial`: transactions not judged yet for that, and those among
-    them that were serial. `missed`: tables of which a write set has not told everything. `filters`: a hash of the
-    pipeline's filters; headers do not show what those make of a transaction.
+    `alone`: they all run on channel 0. `counted` and `serial`: transactions not judged yet for that, steps of a load
+    apart, and those among them that were serial. `missed`: tables of which a write set has not told everything.
+    `filters`: a hash of the pipeline's filters; headers do not show what those make of a transaction.
     """
 
     from_seqno: Seqno
@@ -151,8 +151,8 @@ class Assigned:
     """Who applies a transaction: a channel, SERIAL or NOBODY; after which others.
 
     `waits`: the transactions, channel and seqno, that must be in the target before. `point`: another plan begins after
-    it. `why`: what makes it serial, or would on more channels than one. `doubted`: it met a conflict while others had
-    not applied everything before it, and is taken when they have.
+    it. `why`: what makes it run alone, if only that channel 0 applies everything. `doubted`: it met a conflict while
+    others had not applied everything before it, and is taken when they have.
     """
 
     owner: int
@@ -162,12 +162,25 @@ class Assigned:
     doubted: bool = False
 
 
+ALONE: Final = "channel 0 runs alone: too many were serial before"
 _NOBODY: Final = Assigned(owner=NOBODY)
 _SERIAL_KINDS: Final = {
     WriteKind.STATEMENT: "a statement",
     WriteKind.STEP: "a step of a load",
     WriteKind.MANY: f"more than {TOUCHES_MAX} values of keys",
 }
+
+
+def alone_for(writes: Writes) -> str:
+    """Say why a transaction must run alone at any target; empty: it need not."""
+    if writes is None:
+        return "its header has no write set"
+    if isinstance(writes, str):
+        return writes
+    if writes.kind is not WriteKind.ROWS:
+        return _SERIAL_KINDS[writes.kind]
+    keyless = next((".".join(written.table) for written in writes.tables if not written.keys), "")
+    return f"{keyless}: without a key" if keyless else ""
 
 
 class Assignment:
@@ -180,17 +193,10 @@ class Assignment:
     def __init__(self, plan: WritesPlan | None) -> None:
         self.plan = plan
         self._tables = {} if plan is None else {one.table: one for one in plan.tables}
-        self._loads = [0] * (0 if plan is None else plan.channels)
-        self._counted = 0 if plan is None else plan.counted
         self._serial = 0 if plan is None else plan.serial
-        self._entries = 0
+        self.order = WriteOrder(1, 0) if plan is None else WriteOrder(plan.channels, plan.bounds.lead, plan.counted)
         self.lacking: set[TableName] = set()
         """Tables that headers have named since, and that the plan does not know."""
-        # By hash the last transaction with that use: its seqno and channel. A KEY hides all others before it.
-        self._keys: dict[int, tuple[Seqno, int]] = {}
-        self._rows: dict[int, tuple[Seqno, int]] = {}
-        # By hash and channel, since one REFERENCE does not wait for another.
-        self._references: dict[int, dict[int, Seqno]] = {}
 
     def assign(self, seqno: Seqno, writes: Writes) -> Assigned:
         """Return who applies the next transaction."""
@@ -205,47 +211,58 @@ class Assignment:
             return Assigned(owner=SERIAL, point=True, why="there is no plan yet")
         why = self._serial_for(plan, writes)
         nothing = isinstance(writes, WriteSet) and not why and not writes.changes
-        if not nothing:
-            self._counted += 1
+        step = isinstance(writes, WriteSet) and writes.kind is WriteKind.STEP
+        if not nothing and not step:  # which are few after the load again
+            self.order.counted += 1
             self._serial += why != ""
         # It may have changed the target's tables; or the next plan knows its table.
         unseen = writes is None or lacking or (isinstance(writes, WriteSet) and writes.kind is WriteKind.STATEMENT)
         point = (
-            seqno % plan.bounds.every == 0 or self._entries >= plan.bounds.entries or bool(unseen and not plan.alone)
+            seqno % plan.bounds.every == 0
+            or self.order.entries >= plan.bounds.entries
+            or bool(unseen and not plan.alone)
         )
         if point:
             return Assigned(owner=SERIAL, point=True, why=why or "a plan begins")
         if nothing:
             return _NOBODY
         if plan.alone:
-            return Assigned(owner=0, why=why)
+            return Assigned(owner=0, why=why or ALONE)
         if why:
             return Assigned(owner=SERIAL, why=why)
         assert isinstance(writes, WriteSet)
-        earlier = self._earlier(writes.touches)
-        channel = self._channel_for(plan, earlier)
-        self._note(seqno, channel, writes)
-        last: dict[int, Seqno] = {}
-        for its_seqno, its_channel in earlier:
-            if its_channel != channel:
-                last[its_channel] = max(its_seqno, last.get(its_channel, its_seqno))
-        return Assigned(owner=channel, waits=tuple(sorted(last.items())))
+        owner, waits = self.order.assign(seqno, writes.changes, writes.touches)
+        return Assigned(owner=owner, waits=waits)
+
+    def passing(self, channel: int, critical: frozenset[bytes]) -> Passing | None:
+        """Return what a channel passes over by the bytes of headers, in the place of `assign`; None without a plan.
+
+        It has to `learn` what `assign` has found to be no reason to run alone.
+        """
+        plan = self.plan
+        if plan is None:
+            return None
+        bounds = plan.bounds
+        return Passing(
+            self.order,
+            channel=channel,
+            every=bounds.every,
+            entries=bounds.entries,
+            alone=plan.alone,
+            critical=critical,
+        )
 
     def _serial_for(self, plan: WritesPlan, writes: Writes) -> str:
         """Say why a transaction must run alone; empty: it need not."""
-        if writes is None:
-            return "its header has no write set"
-        if isinstance(writes, str):
-            return writes
-        if writes.kind is not WriteKind.ROWS:
-            return _SERIAL_KINDS[writes.kind]
+        why = alone_for(writes)
+        if why:
+            return why
+        assert isinstance(writes, WriteSet)
         for written in writes.tables:
             name = ".".join(written.table)
             table = self._tables.get(written.table)
             if table is None:
                 return f"{name}: not in the plan"
-            if not written.keys:
-                return f"{name}: without a key"
             if written.table in plan.missed:
                 return f"{name}: a dependency was missed"
             if table.why and written.operations & table.serial_on:
@@ -253,42 +270,6 @@ class Assignment:
             if not written.keys.issuperset(table.keys):
                 return f"{name}: a key of the target that the source does not tell"
         return ""
-
-    def _earlier(self, touches: Iterable[tuple[Use, int]]) -> set[tuple[Seqno, int]]:
-        """Return the transactions, seqno and channel, that must come before one with these touches."""
-        found: set[tuple[Seqno, int] | None] = set()
-        for use, value in touches:
-            found.add(self._keys.get(value))
-            if use is not Use.REFERENCE:
-                found.add(self._rows.get(value))
-            if use is Use.KEY:
-                found.update((seqno, channel) for channel, seqno in self._references.get(value, {}).items())
-        return {one for one in found if one is not None}
-
-    def _channel_for(self, plan: WritesPlan, earlier: set[tuple[Seqno, int]]) -> int:
-        """Return the channel with most of what comes before; the least loaded where that is too far ahead, or none."""
-        loads = self._loads
-        least = loads.index(min(loads))
-        if not earlier:
-            return least
-        counts = [0] * plan.channels
-        for _, channel in earlier:
-            counts[channel] += 1
-        most = max(range(plan.channels), key=lambda channel: (counts[channel], -loads[channel], -channel))
-        return least if loads[most] - loads[least] > plan.bounds.lead else most
-
-    def _note(self, seqno: Seqno, channel: int, writes: WriteSet) -> None:
-        self._loads[channel] += writes.changes
-        self._entries += len(writes.touches)
-        for use, value in writes.touches:
-            if use is Use.KEY:
-                self._keys[value] = (seqno, channel)
-                self._rows.pop(value, None)
-                self._references.pop(value, None)
-            elif use is Use.ROW:
-                self._rows[value] = (seqno, channel)
-            else:
-                self._references.setdefault(value, {})[channel] = seqno
 
     def next_tables(self) -> set[TableName]:
         """Return the tables that the next plan is to know."""
@@ -303,7 +284,7 @@ class Assignment:
         """
         before = self.plan
         alone = before is not None and before.alone
-        counted, serial = self._counted, self._serial
+        counted, serial = self.order.counted, self._serial
         if counted >= today.bounds.serial_in:
             alone = serial * today.bounds.serial_in > counted
             counted = serial = 0

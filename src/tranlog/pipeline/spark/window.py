@@ -31,7 +31,7 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
-from tranlog.header import Record, TransactionHeader
+from tranlog.header import Passes, Record, TransactionHeader
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableCursor, ReadableLog, ReadableTransaction
 from tranlog.log.reading.reader import LogRange
@@ -255,7 +255,7 @@ class _WindowCursor:
         self._at += 1
         return self._items[self._at - 1][0]
 
-    def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
+    def pass_over(self, shards: Container[bytes], upto: Seqno, passes: Passes | None = None) -> Seqno:
         return NO_SEQNO  # what others own is not here
 
     def close(self) -> None:

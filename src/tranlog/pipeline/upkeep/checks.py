@@ -23,15 +23,22 @@ from tranlog.findings import CheckResult, Severity, compare_clocks, fine, refuse
 from tranlog.ids import NO_SEQNO
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.applying.tables_ahead import check_tables
+from tranlog.pipeline.applying.write_owners import planned_tables
 from tranlog.pipeline.driving.lease import Lease
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.by_writes import WritesPlan
+from tranlog.pipeline.rules.channels import ShardBy
+from tranlog.pipeline.rules.loading import read_stored, waiting
 from tranlog.pipeline.rules.progress import restart_seqno
 from tranlog.pipeline.spark.session import check_java, check_pyspark
 from tranlog.pipeline.upkeep.tables import tables_behind
+from tranlog.row_touches import TouchedTable
 from tranlog.target.options import create_statements, is_there, open_target, runs_ddl_of
 from tranlog.target.target import Target
+from tranlog.write_set import ANYTHING
 
+_SERIAL_HINT: Final = "docs/parallel-apply.md, Many channels inside one schema, says what a write set cannot tell"
 ROOM_LEAST: Final = 1 << 30
 """With fewer bytes free a disk is worth a word."""
 
@@ -99,8 +106,13 @@ def examine_target(
         yield tried("clock", lambda: compare_clocks(clock, target.positions.now_ms))
         yield tried("rights", lambda: _rights(target))
         yield tried("position", lambda: _position(options, target, clock))
+        for table, what in waiting(read_stored(target.positions.read_loads(options.pipeline))).items():
+            text, _, remedy = f"{table} {what}".rpartition(": ")
+            yield warning("loads", text, remedy)
         if tables is not None and filters.severity is Severity.FINE:
             yield from _tables(options, target, tables, source_kind)
+            if options.plan.by is ShardBy.WRITES:
+                yield from _serial(options, target, tables)
 
 
 def _not_made(path: str) -> CheckResult:
@@ -156,3 +168,30 @@ def _tables(
                 yield refused("tables", exc)
     if not found:
         yield fine("tables", f"{len(wanted)} tables take what the source's hold")
+
+
+def _serial(options: ApplyOptions, target: Target, tables: Sequence[TableMap]) -> Iterator[CheckResult]:
+    """Yield each table whose transactions would run alone by write sets, and why: what the next plan would say."""
+    chain = Chain(options.filters)
+    known = {(table.schema, table.table): TouchedTable(table) for table in tables}
+    planned = planned_tables(sorted(known), target.rows.keys, chain, options.plan.independent_triggers)
+    stored = target.positions.read_plans(options.pipeline)
+    missed = WritesPlan.parse(stored[max(stored)]).missed if stored else ()
+    found = False
+    for one in planned:
+        why, remedy = one.why, _SERIAL_HINT
+        if one.table in missed:
+            why = "a dependency was missed, which the source does not tell"
+        elif not why and known[one.table].main is None and chain.home(one.table):
+            why, remedy = "without a key", "ALTER TABLE ... ADD PRIMARY KEY (...), at the source and at the target"
+        elif not why and not known[one.table].ids.issuperset(one.keys):
+            why = "a key of the target that the source does not have"
+            remedy = "Make that unique or foreign key at the source, or drop it at the target"
+        elif why.startswith("trigger "):
+            remedy = "If it reads and writes nothing of other tables: name it in [shards] independent_triggers"
+        if why:
+            found = True
+            only = "" if one.serial_on == ANYTHING else ", but only where a row goes or its key changes"
+            yield warning("by writes", f"{'.'.join(one.table)} runs alone: {why}{only}", remedy)
+    if not found:
+        yield fine("by writes", f"no table of {len(planned)} runs alone")

@@ -27,7 +27,7 @@ from tranlog.errors import (
     PayloadError,
     PurgedError,
 )
-from tranlog.header import Record, TransactionHeader
+from tranlog.header import Passes, Record, TransactionHeader
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, segment_name
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.reading.reader import IndexEntry, LogRange
@@ -258,7 +258,7 @@ class TranslatedCursor(Closing):
             why=MEANINGS[Loss.WIDE_GAP],
         )
 
-    def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
+    def pass_over(self, shards: Container[bytes], upto: Seqno, passes: Passes | None = None) -> Seqno:
         """Pass nothing: whether a transaction is serial shows only when it is read."""
         return Seqno(self._next - 1)
 
