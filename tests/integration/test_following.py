@@ -7,34 +7,49 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 
+from fix_mariadb_source import options_for, run
+from fix_pipeline import run_threads, take, tasks_for
+from fix_postgres_source import options_for as postgres_options
+from fix_postgres_source import run as postgres_run
 from fix_target import (
     ID,
     INTEGER,
     ITEMS,
+    PIPELINE,
     TEXT,
     Bench,
+    claim_again,
     column,
     content,
     delete,
     insert,
     session_of,
 )
-from tranlog.change import Change, Column, Statement, TableMap
-from tranlog.errors import ConflictError, DdlStopError, TargetTableError
+from tranlog.capture.capture import Capture
+from tranlog.capture.load_requests import LoadRequest, ask
+from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
+from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TranlogError
+from tranlog.log.writing.log import Log
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.source import sqlite
+from tranlog.source.kinds import SourceOptions, source_kind
+from tranlog.source.sqlite import SqliteSourceOptions
+from tranlog.table_notes import held_here, notes_of
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Target
-from tranlog.testing.servers import MariaDbServer, PostgresAddress
-from tranlog.types import Value
+from tranlog.testing.servers import MariaDbServer, PostgresAddress, PostgresServer
+from tranlog.types import F32, LogicalType, Value
 
 pytestmark = pytest.mark.integration
 
@@ -72,6 +87,14 @@ def shape_of(target: Target, of: TableMap) -> list[tuple[str, str, bool]]:
     with suppress(Exception):
         return [(one.name, one.declared, one.loosens) for one in session_of(target).table(of).columns.values()]
     return []
+
+
+def with_columns(of: TableMap, *columns: Column) -> TableMap:
+    return msgspec.structs.replace(of, columns=columns)
+
+
+def replace_name(of: TableMap, name: str) -> TableMap:
+    return msgspec.structs.replace(of, table=name)
 
 
 # --- what following does, step by step ---------------------------------------------------------------------
@@ -157,6 +180,31 @@ def test_a_column_takes_null_where_the_source_has_it(following: Bench) -> None:
             following.apply([insert(with_columns(told, *loose.columns), (2, None, None))])
 
 
+def test_a_column_gets_a_wider_type(following: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """With the rows that are here; where that cannot be, it stays, that is said, and values that fit go in."""
+    small = with_columns(ITEMS, ID, NAME, column("n", INTEGER, "smallint"))
+    large = with_columns(ITEMS, ID, NAME, column("n", INTEGER, "bigint"))
+    following.target.rows.create_table(small)
+    following.apply([insert(small, (1, "a", 1))])
+    following.apply([insert(large, (2, "b", 1 << 40))])
+    assert following.rows(large) == content([(1, "a", 1), (2, "b", 1 << 40)])
+    if following.target.kind == "sqlite":
+        return
+    assert "bigint" in [declared.partition("(")[0] for _, declared, _ in shape_of(following.target, ITEMS)]
+    bound = {
+        "postgres": "CREATE VIEW shop.seen AS SELECT n FROM shop.bound",
+        "mariadb": "ALTER TABLE shop.bound MODIFY COLUMN n SMALLINT DEFAULT 7",
+    }
+    small, large = replace_name(small, "bound"), replace_name(large, "bound")
+    following.target.rows.create_table(small)
+    session_of(following.target).run(bound[following.target.kind])
+    following.apply([insert(large, (1, "a", 1))])
+    with pytest.raises(ConflictError, match=r"shop\.bound"):
+        following.apply([insert(large, (2, "b", 1 << 40))])
+    assert following.rows(large) == content([(1, "a", 1)])
+    assert ("used by a view" in caplog.text) == (following.target.kind == "postgres")
+
+
 def test_a_column_is_added_while_there_are_no_rows(following: Bench) -> None:
     """With rows, nobody knows what it holds in them: that stops, with the statement and the command that go on."""
     wider = with_columns(ITEMS, *ITEMS.columns, NOTE)
@@ -188,12 +236,287 @@ def test_what_a_look_before_a_start_says(following: Bench) -> None:
         following.target.rows.check_table(with_columns(ITEMS, *ITEMS.columns, NOTE))
 
 
-def with_columns(of: TableMap, *columns: Column) -> TableMap:
-    return msgspec.structs.replace(of, columns=columns)
+OF_MARIADB, OF_SQLITE = (("dbms_type", "mariadb"),), (("dbms_type", "sqlite"),)
 
 
-def replace_name(of: TableMap, name: str) -> TableMap:
-    return msgspec.structs.replace(of, table=name)
+def said(sql: str, **more: object) -> Statement:
+    return Statement(schema="shop", sql=sql, ddl=True, **more)  # type: ignore[arg-type]
+
+
+def of_another_kind(bench: Bench) -> Options:
+    """Metadata of a source whose statements a bench's target does not run."""
+    return OF_SQLITE if bench.target.kind == "mariadb" else OF_MARIADB
+
+
+def test_names_follow_a_statement(following: Bench) -> None:
+    """Rows stay; names that no server takes plainly are quoted, and the case of a column's name is no matter."""
+    labelled = with_columns(ITEMS, ID, msgspec.structs.replace(NAME, name='Order "by`'), N)
+    moved = replace_name(labelled, "sold items")
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    column, name = '"Order ""by`"', '"sold items"'
+    following.apply([said(f"ALTER TABLE items RENAME COLUMN NAME TO {column}")], metadata=of_another_kind(following))
+    following.apply([insert(labelled, (2, "b", 2))])
+    following.apply([said(f"ALTER TABLE `shop`.items RENAME TO {name}")], metadata=of_another_kind(following))
+    following.apply([insert(moved, (3, "c", 3))])
+    assert following.rows(moved) == content([(1, "a", 1), (2, "b", 2), (3, "c", 3)])
+    assert not columns_of(following.target, ITEMS)
+
+
+def test_a_table_that_is_not_here_yet_is_renamed_by_its_first_row(following: Bench) -> None:
+    following.apply([said("ALTER TABLE items RENAME TO sold")], metadata=of_another_kind(following))
+    sold = replace_name(ITEMS, "sold")
+    following.apply(
+        [said("ALTER TABLE sold RENAME COLUMN a TO b"), insert(sold, (1, "a", 1))], metadata=of_another_kind(following)
+    )
+    assert following.rows(sold) == content([(1, "a", 1)])
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("ALTER TABLE items RENAME COLUMN name TO n", "there is a column n here already"),
+        ("ALTER TABLE items RENAME TO moves", "there is a table shop.moves here already"),
+        ("ALTER TABLE items RENAME COLUMN name TO label, DROP PRIMARY KEY", "and this target is"),
+    ],
+)
+def test_a_name_that_is_taken_here_stops(following: Bench, sql: str, why: str) -> None:
+    for one in (ITEMS, replace_name(ITEMS, "moves")):
+        following.apply([insert(one, (1, "a", 1))])
+    with pytest.raises(DdlStopError, match=f"seqno 2, statement 'ALTER TABLE items .*{why}"):
+        following.apply([said(sql)], metadata=of_another_kind(following))
+    assert following.rows(ITEMS) == content([(1, "a", 1)])
+
+
+def test_a_name_that_has_followed_is_not_changed_again(following: Bench) -> None:
+    """Exactly once: what stands after it does not fit, so its target transaction comes again. A swap would undo itself.
+
+    At a MariaDB the DDL is done by then, and noted; elsewhere it is taken back with the rest.
+    """
+    other = replace_name(ITEMS, "other")
+    following.apply([insert(ITEMS, (1, "item", 1)), insert(other, (1, "other", 1))])
+    swap = [
+        said(f"ALTER TABLE {old} RENAME TO {new}")
+        for old, new in (("items", "third"), ("other", "items"), ("third", "other"))
+    ]
+    for _ in range(2):
+        with pytest.raises(ConflictError):
+            following.apply([*swap, delete(ITEMS, (7, "none", 7))], metadata=of_another_kind(following))
+        committed = following.target.kind == "mariadb"
+        assert following.rows(ITEMS) == content([(1, "other" if committed else "item", 1)])
+        following.target.reconnect()
+        claim_again(following)
+    following.apply(swap, metadata=of_another_kind(following))
+    assert following.rows(ITEMS) == content([(1, "other", 1)])
+    assert following.rows(other) == content([(1, "item", 1)])
+
+
+def noted(bench: Bench) -> list[str]:
+    """Return what `status` says of what is held."""
+    return list(held_here(notes_of(bench.target.positions.read_loads(PIPELINE))))
+
+
+MORE_STRICT = with_columns(ITEMS, ID, *[msgspec.structs.replace(one, nullable=False) for one in ITEMS.columns[1:]])
+LESS = with_columns(ITEMS, *ITEMS.columns[:2])
+
+
+def test_a_dropped_column_is_held(following: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """With its values; it takes NULL from then on where the kind can do that. It is said, and stops a new one."""
+    sqlite = following.target.kind == "sqlite"
+    strict = ITEMS if sqlite else MORE_STRICT
+    following.target.rows.create_table(strict)
+    following.apply([insert(strict, (1, "a", 1))])
+    of = of_another_kind(following)
+    following.apply([said("ALTER TABLE items DROP N")], metadata=of)
+    following.apply([insert(LESS, (2, "b"))])
+    assert following.rows(ITEMS) == content([(1, "a", 1), (2, "b", None)])
+    assert noted(following) == ["shop.items: column n was dropped at the source at seqno 1, and stays here"]
+    assert "the column n stays" in caplog.text
+    with pytest.raises(DdlStopError, match="a column n that the source dropped is still here"):
+        following.apply([said("ALTER TABLE items ADD n INT")], metadata=of)
+    following.apply([said("ALTER TABLE items RENAME TO sold")], metadata=of)
+    assert noted(following) == ["shop.sold: column n was dropped at the source at seqno 1, and stays here"]
+
+
+@pytest.mark.parametrize("sql", ["ALTER TABLE items DROP n", "DROP TABLE items", "ALTER TABLE items MODIFY n TINYINT"])
+def test_what_loses_data_stops_by_the_option(
+    following: Bench, sql: str, open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    if following.target.kind == "mariadb" and "MODIFY" in sql:
+        return  # only a MariaDB has that statement
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    following.target.positions.forget(pipeline=PIPELINE, token=following.driver_token)
+    for loss in ("stop", "ignore"):
+        bench = open_bench(replace(following.options, ddl_loss=loss))  # type: ignore[arg-type]
+        if loss == "stop":
+            with pytest.raises(DdlStopError, match=r'ddl_loss = "stop" does not pass over that'):
+                bench.apply([said(sql)], metadata=of_another_kind(bench))
+        else:
+            shape = shape_of(bench.target, ITEMS)
+            bench.apply([said(sql)], metadata=of_another_kind(bench))
+            assert shape_of(bench.target, ITEMS) == shape and len(noted(bench)) == 1
+        assert bench.rows(ITEMS) == content([(1, "a", 1)])
+        bench.target.positions.forget(pipeline=PIPELINE, token=bench.driver_token)
+
+
+def test_a_dropped_table_is_held_until_a_new_one_comes(following: Bench) -> None:
+    """Then it stops: their rows would mix. Out of the way, the new one is made."""
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    of = of_another_kind(following)
+    for sql in ("DROP TABLE items", "CREATE TABLE IF NOT EXISTS items (id INT)"):
+        following.apply([said(sql)], metadata=of)
+    assert noted(following) == ["shop.items was dropped at the source at seqno 1, and stays here"]
+    with pytest.raises(TargetTableError, match=r"the source dropped it at seqno 1.*rows of a new one come") as stopped:
+        following.apply([insert(ITEMS, (1, "b", 1))])
+    session_of(following.target).run(stopped.value.remedy.partition(" here")[0])
+    following.apply([insert(ITEMS, (1, "b", 1))])
+    following.target.reconnect()
+    claim_again(following)
+    following.apply([insert(ITEMS, (2, "c", 1))])
+    assert following.rows(ITEMS) == content([(1, "b", 1), (2, "c", 1)]) and not noted(following)
+
+
+def test_a_column_that_is_null_in_every_row_is_added_by_the_next(following: Bench) -> None:
+    """Under the name that it has by then, after a restart in between; a look before that start finds nothing wrong."""
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    of = of_another_kind(following)
+    for sql in ("ADD COLUMN Remark VARCHAR(20)", "RENAME COLUMN remark TO note", "RENAME TO sold"):
+        following.apply([said(f"ALTER TABLE items {sql}")], metadata=of)
+    sold = with_columns(replace_name(ITEMS, "sold"), *ITEMS.columns, NOTE)
+    assert columns_of(following.target, sold) == ["id", "name", "n"]
+    with closing(open_target(following.options)) as look:
+        look.rows.check_table(sold)
+    following.target.reconnect()
+    claim_again(following)
+    following.apply([insert(sold, (2, "b", 2, "x"))])
+    assert following.rows(sold) == content([(1, "a", 1, None), (2, "b", 2, "x")])
+
+
+def test_a_column_with_a_literal_default_is_added_with_it(following: Bench) -> None:
+    """Rows that were there have it as at the source; no default stays where the kind can take it back."""
+    following.apply([insert(ITEMS, (1, "a", 1)), insert(ITEMS, (2, "b", 2))])
+    of = of_another_kind(following)
+    more = "ADD COLUMN note VARCHAR(20) NOT NULL DEFAULT 'it''s', ADD COLUMN Pieces INT DEFAULT -5"
+    following.apply([said(f"ALTER TABLE items {more}")], metadata=of)
+    following.apply([said("ALTER TABLE items RENAME COLUMN pieces TO many")], metadata=of)
+    strict = column("note", TEXT, "varchar(20)", length=20, nullable=False)
+    wider = with_columns(ITEMS, *ITEMS.columns, strict, column("many", INTEGER, "int(11)"))
+    following.target.reconnect()
+    claim_again(following)
+    following.apply([RowChange(wider, Op.UPDATE, (1, "a", 1, "it's", -5), (1, "c", 1, "y", None))])
+    assert following.rows(wider) == content([(1, "c", 1, "y", None), (2, "b", 2, "it's", -5)])
+    following.apply([insert(wider, (3, "d", 3, "z", 7))])
+    if following.target.kind != "sqlite":
+        here = following.target.rows.session.table(wider)  # type: ignore[attr-defined]
+        assert all(here.columns[name].retypes for name in ("note", "many"))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "ADD COLUMN note VARCHAR(20) DEFAULT (lower('X'))",
+        "ADD COLUMN note VARCHAR(20) DEFAULT 5",
+        "ADD COLUMN note INT DEFAULT 5; MODIFY note VARCHAR(20)",
+        "ADD COLUMN note VARCHAR(20) DEFAULT 'x'; DROP COLUMN note",
+    ],
+)
+def test_a_column_that_is_filled_stops_at_the_next_row(following: Bench, sql: str) -> None:
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    for one in sql.split("; "):
+        following.apply([said(f"ALTER TABLE items {one}")], metadata=of_another_kind(following))
+    with pytest.raises(TargetTableError, match="column note is missing"):
+        following.apply([insert(with_columns(ITEMS, *ITEMS.columns, NOTE), (2, "b", 2, "x"))])
+
+
+def test_a_sqlite_does_not_tell_the_case_of_a_tables_name(following: Bench) -> None:
+    if following.target.kind == "sqlite":
+        return
+    following.apply([insert(replace_name(ITEMS, "Items"), (1, "a", 1))])
+    following.apply([said("ALTER TABLE ITEMS RENAME TO sold")], metadata=OF_SQLITE)
+    assert following.rows(replace_name(ITEMS, "sold")) == content([(1, "a", 1)])
+
+
+# --- from real sources -------------------------------------------------------------------------------------
+
+
+class Flow:
+    """One table of a real source, captured into a log and applied to a target of another kind that follows."""
+
+    def __init__(self, options: SourceOptions, target: TargetOptions, log: Path) -> None:
+        self.options, self.target, self.log = options, replace(target, ddl="follow"), log
+        with closing(open_target(self.target)) as opened:
+            opened.positions.ensure_tables()
+
+    def carry(self, load: LoadRequest | None = None) -> TranlogError | None:
+        """Capture what is there, a load with it, and apply it; return what the pipeline ends with."""
+        plan = ShardPlan(channels=2)
+        kind = source_kind(self.options.kind)
+        with closing(kind.open(self.options)) as source, Log.open(str(self.log), source_id="shop") as log:
+            if load is not None:
+                ask(str(self.log), load)
+            Capture(source, log).catch_up(wait_s=1.0)
+            until = log.last_seqno
+        tasks = tasks_for(self.target, self.log, plan, take(self.target, plan), until=until)
+        return next((one.error for one in run_threads(tasks) if one.error is not None), None)
+
+    def assert_equal(self) -> None:
+        """Hold the rows of both sides against each other."""
+        with closing(source_kind(self.options.kind).tables(self.options)) as reader:
+            (of,) = reader.tables()
+            wanted = content(reader.rows(of))
+        with closing(open_target(self.target)) as target:
+            assert content(target.rows.read(of)) == wanted
+
+
+FIRST = ("CREATE TABLE t (id INT PRIMARY KEY, n INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+LATER = (
+    "ALTER TABLE t ADD COLUMN c INT DEFAULT 5",
+    "ALTER TABLE t ADD COLUMN d VARCHAR(9) NOT NULL DEFAULT 'it''s'",
+    "INSERT INTO t VALUES (3, 3, 7, 'y')",
+    "UPDATE t SET n = 8 WHERE id = 1",
+)
+
+
+def test_rows_that_were_there_get_a_mariadbs_default(
+    mariadb: MariaDbServer, mariadb_database: str, targets: dict[str, TargetOptions], tmp_path: Path
+) -> None:
+    options = options_for(mariadb, source_id="shop", databases=(mariadb_database,))
+    flow = Flow(options, targets["postgres"], tmp_path / "log")
+    run(mariadb, mariadb_database, *FIRST)
+    assert flow.carry(LoadRequest(load="1", asked_at=0)) is None
+    run(mariadb, mariadb_database, *LATER)
+    assert flow.carry() is None
+    flow.assert_equal()
+
+
+def test_rows_that_were_there_get_a_sqlites_default(targets: dict[str, TargetOptions], tmp_path: Path) -> None:
+    path = str(tmp_path / "shop.db")
+    flow = Flow(SqliteSourceOptions(path=path, source_id="shop"), targets["mariadb"], tmp_path / "log")
+    for statements in (FIRST, LATER):
+        with closing(sqlite.connect(path)) as shop:
+            for statement in statements:
+                shop.execute(statement)
+        assert flow.carry() is None
+    flow.assert_equal()
+
+
+def test_a_default_that_no_statement_tells_stops_and_a_load_brings_it(
+    postgres_source: PostgresServer, postgres_source_database: str, targets: dict[str, TargetOptions], tmp_path: Path
+) -> None:
+    """A PostgreSQL source: the statement that the error names, then the load."""
+    options = postgres_options(postgres_source, postgres_source_database, source_id="shop", identity="set")
+    flow = Flow(options, targets["sqlite"], tmp_path / "log")
+    postgres_run(postgres_source, postgres_source_database, *FIRST)
+    assert flow.carry(LoadRequest(load="1", asked_at=0)) is None
+    postgres_run(postgres_source, postgres_source_database, *LATER)
+    for name in "cd":
+        error = flow.carry()
+        assert isinstance(error, TargetTableError) and f"column {name} is missing" in str(error)
+        assert error.remedy.endswith("`tranlog load --replace --tables public.t`")
+        with closing(open_target(flow.target)) as target:
+            session_of(target).run(error.remedy.partition(" here, and start again")[0])
+    load = LoadRequest(load="2", tables=("public.t",), replace=True, asked_at=0)
+    assert flow.carry(load) is None
+    flow.assert_equal()
 
 
 # --- the matrix --------------------------------------------------------------------------------------------
@@ -219,9 +542,13 @@ NAME, N = ITEMS.columns[1:]
 MORE = (ID, NAME, N, NOTE)
 WIDE = (ID, column("name", TEXT, "varchar(200)", length=200), N)
 STRICT = (ID, column("name", TEXT, "varchar(20)", length=20, nullable=False), N)
+SMALL, BIG = column("n", INTEGER, "smallint(6)"), column("n", INTEGER, "bigint(20)")
+AMOUNT, LONGER = [column("n", LogicalType.DECIMAL, f"decimal({size})") for size in ("10,2", "14,4")]
+SINGLE, DOUBLE = column("n", LogicalType.F32, "float"), column("n", LogicalType.F64, "double")
 RENAMED = (ID, column("label", TEXT, "varchar(20)", length=20), N)
 MADE = "CREATE TABLE {} (id INT PRIMARY KEY, name VARCHAR(20), n INT)"
 ADDED, LABEL = "ALTER TABLE {} ADD note VARCHAR(20)", "ALTER TABLE {} RENAME COLUMN name TO label"
+LITERAL = f"{ADDED} NOT NULL DEFAULT 'x'"
 DROPPED, MOVED = "ALTER TABLE {} DROP COLUMN n", "ALTER TABLE {} RENAME TO {}_new"
 FREED = "ALTER TABLE {} MODIFY name VARCHAR(20) NULL"
 INDEX, VIEW = "CREATE INDEX {}_i ON {} (n)", "CREATE VIEW {}_v AS SELECT 1"
@@ -229,7 +556,28 @@ CASES: Final = (
     Case("a new table", MADE, MADE, before=(), rows=()),
     Case("a new column, no rows", ADDED, ADDED, MORE, (5, "e", 5, "x"), rows=()),
     Case("a new column, with rows", ADDED, ADDED, MORE, (5, "e", 5, "x")),
-    Case("a wider type", "ALTER TABLE {} MODIFY name VARCHAR(200)", "", WIDE, (5, "e" * 100, 5)),
+    Case("a new column with a default, with rows", LITERAL, LITERAL, MORE, (5, "e", 5, "y")),
+    Case("a longer text", "ALTER TABLE {} MODIFY name VARCHAR(200)", "", WIDE, (5, "e" * 100, 5)),
+    Case("a wider integer", "ALTER TABLE {} MODIFY n BIGINT", "", (ID, NAME, BIG), (5, "e", 1 << 40)),
+    Case(
+        "more digits",
+        "ALTER TABLE {} MODIFY n DECIMAL(14,4)",
+        "",
+        (ID, NAME, LONGER),
+        (5, "e", Decimal("1234567890.1234")),
+        before=(ID, NAME, AMOUNT),
+        rows=((1, "a", Decimal("1.25")),),
+    ),
+    Case(
+        "a double",
+        "ALTER TABLE {} MODIFY n DOUBLE",
+        "",
+        (ID, NAME, DOUBLE),
+        (5, "e", 0.1),
+        before=(ID, NAME, SINGLE),
+        rows=((1, "a", F32(0.5)),),
+    ),
+    Case("a narrower type", "ALTER TABLE {} MODIFY n SMALLINT", "", (ID, NAME, SMALL)),
     Case(
         "a column that may be NULL", "ALTER TABLE {} MODIFY name VARCHAR(20) NULL", "", row=(5, None, 5), before=STRICT
     ),
@@ -274,6 +622,8 @@ def outcome(bench: Bench, case: Case, source: str) -> str:
     assert bench.applied == stood + len(transactions)
     if case.columns and case.columns == case.before:
         assert len(list(bench.target.rows.read(before))) == len(case.rows) + 1
+    if any(name in line for line in noted(bench)):
+        return "held"
     return "follows" if shape_of(bench.target, before) != shape else "goes on"
 
 
@@ -291,8 +641,10 @@ the source's own kind (MariaDB, SQLite) runs the statement, unless the option is
 
 - **follows**: the table at the target has changed as the source's has.
 - **goes on**: nothing changed there, and what comes after is applied.
+- **held**: the source took something away, and here it stays. A warning and `tranlog status` name it.
 - **stops at the statement**: nothing of it was applied. The error has the statement, its seqno and the reason. Do by
-  hand what it did, then `tranlog online --skip-seqno SEQNO`. DDL that takes rows away stops while they are here.
+  hand what it did, then `tranlog online --skip-seqno SEQNO`. DDL that takes rows away, and is not held, stops while
+  they are here.
 - **stops at the row**: the table or the value does not fit. The error has the seqno and, for a column that is missing,
   the statement that adds it. Run it, start again, and bring what it holds in older rows by
   `tranlog load --replace --tables TABLE`.
@@ -303,6 +655,30 @@ without the rows that were there. Rename the table at the target while the pipel
 
 With `ddl = "follow"` a column takes NULL where the source's does, unless it is in the primary key, and at a MariaDB has
 a default or a comment of its own, which the statement would take away. SQLite cannot do that to a table that is there.
+
+With `ddl = "follow"` a column gets the type that the source's has where that is wider: an integer of more bytes, a
+longer text, more digits before or after the point, a double for a float. Rows that are here stay. A table map that
+comes with a row says it, so a source that says nothing else (PostgreSQL) does too. It is left out where one statement
+cannot say it without changing more: at a MariaDB a column with a default or comment of its own, or with another sign;
+and where the server refuses it, at a PostgreSQL a column of a view: that is warned of, and what does not fit stops.
+PostgreSQL and MariaDB may write a table anew for it, and nothing else reaches it meanwhile. A SQLite's columns hold
+numbers and texts of any size; where it has the source write its values in another way (decimals, floats), a statement
+stops.
+
+With `ddl = "follow"` tables and columns are renamed by a statement of a MariaDB or SQLite source. Where the new name is
+taken here, that stops. At a MariaDB target each edit of a statement commits by itself, and is run once.
+
+With `ddl = "follow"` a column that a statement of a MariaDB or SQLite source adds, and that is NULL in every row that
+was there (no NOT NULL, no DEFAULT, not generated, no TIMESTAMP of MariaDB's without NULL), is added by the next row.
+So is one with a literal as its DEFAULT, also NOT NULL: a whole number for an integer, a string of ASCII without a
+backslash or a space at its end for a text. Rows that are here get that value, and at a PostgreSQL or MariaDB the column
+keeps no default. A column whose type changes before its first row is not known any more.
+What another one holds in older rows, any of a PostgreSQL source's too, is not known here: that stops.
+
+What takes data away is decided by `ddl_loss`, `hold` in these tables. A dropped column stays with its values, and takes
+NULL where the kind can do that: SQLite cannot, and refuses the next row of a column that is NOT NULL. A dropped table
+stays with its rows until rows of a new one come: that stops. Of a type that may be narrower than the one here, what the
+source cut off stays. With `ignore` not even NULL is let in; with `stop` each of them stops at the statement.
 
 With `ddl = "follow"` a table is made as `tranlog tables create` makes it: columns, primary key and unique keys, no
 foreign keys, no other indexes.

@@ -417,6 +417,15 @@ def test_a_value_beyond_an_index_is_a_conflict(bench: Bench) -> None:
     assert (caught.value.key, caught.value.table) == ("(id=2)", "shop.t")
 
 
+def test_a_table_without_a_column_has_rows(bench: Bench) -> None:
+    nothing = table("nothing", key=())
+    bench.target.rows.create_table(nothing)
+    bench.apply([insert(nothing, ()), insert(nothing, ())], [insert(nothing, ())])
+    assert sum(bench.rows(nothing).values()) == 3
+    bench.apply([delete(nothing, ())])
+    assert sum(bench.rows(nothing).values()) == 2
+
+
 def test_an_override_of_read_only_is_said(
     postgres: PostgresAddress,
     postgres_database: str,

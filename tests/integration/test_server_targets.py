@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from fix_target import (
@@ -61,6 +62,19 @@ def stranger(bench: Bench) -> Iterator[Session]:
     target = open_target(bench.options)
     yield session_of(target)
     target.close()
+
+
+def test_all_foreign_keys_are_told(bench: Bench) -> None:
+    """docs/operations.md, "A gap of some tables": those at the target join tables, in either direction."""
+    bench.target.rows.create_table(ITEMS)
+    session, dialect = session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
+    parent = dialect.table_name(ITEMS)
+    key = dialect.quote(ITEMS.columns[ITEMS.primary_key[0]].name)
+    child = msgspec.structs.replace(ITEMS, table="child")
+    bench.target.rows.create_table(child)
+    assert bench.target.rows.references() == []
+    session.run(f"ALTER TABLE {dialect.table_name(child)} ADD FOREIGN KEY ({key}) REFERENCES {parent} ({key})")
+    assert bench.target.rows.references() == [((ITEMS.schema, "child"), (ITEMS.schema, ITEMS.table))]
 
 
 # --- locks and sessions ---------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from base64 import b64decode
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.change import Change, Column, Op, RowChange, TableMap
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.payload import decode
 from tranlog.replication.acting.following import NodeLog
@@ -52,8 +54,11 @@ FIRST = """\
 """
 
 
-def rolled_back(folder: Path) -> tuple[RowChange, list[RowChange]]:
-    """Make the log of the document's example: an update, and a transaction of three inserts, which are rolled back."""
+def rolled_back(folder: Path, *more: tuple[str, list[Change]]) -> tuple[RowChange, list[RowChange]]:
+    """Make the log of the document's example: an update, and a transaction of three inserts, which are rolled back.
+
+    `more` comes before these, and goes, too.
+    """
     log = NodeLog.follow(
         str(folder),
         source_id="a",
@@ -63,7 +68,8 @@ def rolled_back(folder: Path) -> tuple[RowChange, list[RowChange]]:
     update = RowChange(table=FOO, op=Op.UPDATE, before=(5,), after=(6,))
     inserts = [RowChange(table=FOO, op=Op.INSERT, before=None, after=(at,)) for at in (11, 12, 13)]
     log.carry_out(BeginReign(1))
-    for event, changes in (("three", inserts), ("one", [update])):
+    going: list[tuple[str, list[Change]]] = [*more, ("three", [*inserts]), ("one", [update])]
+    for event, changes in going:
         log.log.transact(pack(changes, source_id="a", event_id=event, tstamp=0))
     log.carry_out(EndReign())
     log.carry_out(RollBack(Gtid(Epoch(1), Seqno(0)), log.last, ROLLBACK_STEPS))
@@ -93,9 +99,25 @@ def test_data_is_shown_exported_and_discarded(tmp_path: Path, capsys: pytest.Cap
     assert [one["eventId"] for one in exported] == ["three", "one"]
     again = [[decode(b64decode(part)).changes for part in one["payloads"]] for one in exported]
     assert again == [[(one,) for one in inserts], [(update,)]]
+    code, out, err = told(capsys, tmp_path, "export", "0", "--sql", "sqlite")
+    assert (code, err) == (0, "")
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute('CREATE TABLE "test.foo" (_id INTEGER PRIMARY KEY)')
+        database.execute('INSERT INTO "test.foo" VALUES (5)')
+        database.executescript(out)
+        assert database.execute('SELECT _id FROM "test.foo" ORDER BY _id').fetchall() == [(6,), (11,), (12,), (13,)]
     code, out, err = told(capsys, tmp_path, "show", "7")
     assert (code, out) == (2, "") and "no data of this rollback; it has: 0" in err
     assert told(capsys, tmp_path, "discard")[0] == 2
     assert told(capsys, tmp_path, "discard", "0", "-y")[:2] == (0, "discarded the data of 1 rollback(s)\n")
     assert told(capsys, tmp_path, "list") == (0, "", "")
     assert json.loads(told(capsys, tmp_path, "discard", "--all", "--json")[1]) == {"discarded": []}
+
+
+def test_what_has_no_form_in_sql_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free = TableMap(schema="test", table="free", columns=FOO.columns, primary_key=())
+    rolled_back(tmp_path, ("none", [RowChange(free, Op.DELETE, (1,), None)]))
+    code, out, err = told(capsys, tmp_path, "export", "0", "--sql", "postgres")
+    assert code == 1 and "1 transactions have no such form" in err
+    assert '-- GTID(1, 1) "none"\n-- left out: "test.free has no primary key' in out
+    assert out.count("BEGIN;") == out.count("COMMIT;") == 2

@@ -73,6 +73,8 @@ class TargetColumn:
     nullable: bool = True
     loosens: bool = False
     """Whether it refuses NULL, and one statement, which changes nothing else, makes it take NULL."""
+    retypes: bool = False
+    """Whether one statement, which changes nothing else, gives it another type."""
     generated: bool = False
     moves: bool = False
     """Whether an update that does not set it changes it all the same: ON UPDATE CURRENT_TIMESTAMP."""

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from tranlog.change import Column, Op, RowChange, Statement, TableMap, TableName
 from tranlog.ddl import touched
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
+from tranlog.table_edits import Edit, RenamedTable
+from tranlog.table_notes import WHOLE, TableNote, notes_of, stored
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
 from tranlog.target.dialect import Dialect
+from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, named
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
-from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
+from tranlog.target.recorded import rows_are_here, rule, shortened, source_of, text_of
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, open_session
 from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target, TargetKeys
 from tranlog.types import UNCHANGED, Value
@@ -70,13 +75,16 @@ class SqlRows:
     """By a name here: the source's table that has it. This and what was warned of outlive the connection."""
     warned: set[str]
     bindings: dict[TableMap, Binding] = field(default_factory=dict)
-    followed: set[tuple[str, ...]] = field(default_factory=set)
+    pipeline: str = ""
+    """Whose rows are written; empty until some are."""
+    followed: set[Behind] = field(default_factory=set)
     """What was run for the target transaction at hand, so that nothing is run for it twice."""
 
     def __post_init__(self) -> None:
         self.once = Once(self.session, self.dialect)
 
     def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
+        self.pipeline = advance.pipeline
         writing = _Writing(self, units, advance)
         if refused is None:
             writing.send_in_batches()
@@ -101,6 +109,18 @@ class SqlRows:
             self.warned.add(about)
             logger.warning(message, *values)
 
+    # --- notes ---
+
+    def notes(self) -> dict[TableName, TableNote]:
+        """Return what is kept of tables: of the pipeline whose rows are written here; before that, of each."""
+        pipelines = [self.pipeline] if self.pipeline else self.positions.pipelines()
+        return {name: note for one in pipelines for name, note in notes_of(self.positions.read_loads(one)).items()}
+
+    def store_notes(self, notes: Mapping[TableName, TableNote], stood: Mapping[TableName, TableNote]) -> None:
+        """Store those that are not as they stood, in the open target transaction."""
+        changed = [stored(name, note) for name, note in notes.items() if note != stood.get(name, TableNote())]
+        self.positions.store_loads(self.pipeline, tuple(changed))
+
     # --- tables ---
 
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
@@ -116,7 +136,9 @@ class SqlRows:
 
     def check_table(self, table: TableMap) -> None:
         self.claim_name(table, None)
-        if self.options.ddl == "follow" and self._behind(table):
+        if self.options.ddl == "follow" and (lacks := self._behind(table)) != Behind():
+            if lacks.needed:
+                self._check_right_to_follow(table)
             return
         name, columns = self.dialect.table_name(table), [one.name for one in self._columns(table, None)[1]]
         names = ", ".join(columns)
@@ -130,6 +152,12 @@ class SqlRows:
                 raise TargetTableError(table=table.name, why=exc.why, remedy=grant) from exc
             except (RefusedError, LockTimeoutError):
                 pass  # a column that is written in another way; a table that is being altered now
+
+    def _check_right_to_follow(self, table: TableMap) -> None:
+        is_here = self.table_here((table.schema, table.table)) is not None
+        if mends := self.session.lacks_alter(table) if is_here else self.session.lacks_create(table.schema):
+            what = "it lacks columns, and this user may not alter it" if is_here else "this user may not make it"
+            raise TargetTableError(table=table.name, why=what, remedy=f"Run at the target: {mends}")
 
     def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
         """Return the refusal of tables whose rows would double, by their engines."""
@@ -148,50 +176,67 @@ class SqlRows:
             self.claim_name(table, seqno)
             if self.options.ddl == "follow":
                 self._follow(table)
+                self._check_held(table, seqno)
             target, columns = self._columns(table, seqno)
             name = self.dialect.table_name(table)
             binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
         return binding
 
     def _follow(self, table: TableMap) -> None:
-        """Have a table made, or given columns, for a change of it. Raises BehindError, once for each difference."""
-        statements = self._behind(table)
-        if not statements or statements in self.followed:
+        """Have a table made, or altered, for a change of it. Raises BehindError, once for each difference."""
+        lacks = self._behind(table)
+        if lacks == Behind() or lacks in self.followed:
             return
 
         def follow() -> None:
-            self.followed.add(statements)
+            self.followed.add(lacks)
+            ran = list(lacks.needed)
             try:
-                self._make(table, statements)
+                self._make(table, lacks.needed)
             except TargetTableError:
-                if self._behind(table):
+                if self._behind(table).needed:
                     raise
                 return  # another channel was faster
-            ran = "; ".join(statements)
-            logger.warning("a table follows the source's target=%s table=%s ran=%s", self.where, table.name, ran)
+            for statement in lacks.wished:
+                try:
+                    self._make(table, (statement,))
+                    ran.append(statement)
+                except (TargetTableError, TargetUnavailableError) as exc:
+                    said = "a column does not follow the source's target=%s table=%s failed=%s why=%s"
+                    self.warn(statement, said, self.where, table.name, statement, exc.why)
+            if ran:
+                said = "a table follows the source's target=%s table=%s ran=%s"
+                logger.warning(said, self.where, table.name, "; ".join(ran))
 
         raise BehindError(follow)
 
-    def _behind(self, table: TableMap) -> tuple[str, ...]:
-        """Return what makes a table, what gives it the columns that it lacks while it has no rows, or columns NULL.
+    def _check_held(self, table: TableMap, seqno: Seqno | None) -> None:
+        """Refuse rows of a new table where the one that the source dropped stands with its rows."""
+        name = (table.schema, table.table)
+        notes = self.notes()
+        note = notes.get(name, TableNote())
+        if WHOLE not in note.dropped:
+            return
+        here = self.dialect.table_name(table)
+        if self.session.fetch(f"SELECT 1 FROM {here} LIMIT 1"):
+            why = f"the source dropped it at seqno {note.dropped[WHOLE]}, it stayed here, and rows of a new one come"
+            remedy = f"DROP TABLE {here} here, or rename it, and start again"
+            raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
+        self.store_notes({name: TableNote()}, notes)
 
-        Nothing where that is not it. What an added column is to hold in rows that are here, no table map tells.
-        """
+    def _behind(self, table: TableMap) -> Behind:
+        """Return what makes a table, or what it lacks; nothing where that is not it."""
         try:
             here = self.session.table(table)
         except MissingTableError:
-            return self.dialect.create_table(table)
-        name, dialect = self.dialect.table_name(table), self.dialect
-        found = {dialect.quote(one.name): one for one in here.columns.values()}
-        lacking = [at for at, one in enumerate(table.columns) if dialect.quote(one.name) not in found]
-        if lacking and self.session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
-            return ()
-        statements = [dialect.add_column(table, at) for at in lacking]
-        for at, one in enumerate(table.columns):
-            column = found.get(dialect.quote(one.name))
-            if dialect.take_null and column and column.loosens and one.nullable and at not in table.primary_key:
-                statements.append(dialect.take_null(name, column))
-        return tuple(statements)
+            return Behind(needed=self.dialect.create_table(table))
+
+        def added() -> Mapping[str, str] | None:
+            if not self.session.fetch(f"SELECT 1 FROM {self.dialect.table_name(table)} LIMIT 1"):
+                return None
+            return self.notes().get((table.schema, table.table), TableNote()).filled
+
+        return behind(self.dialect, table, here, added)
 
     def claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
         """Refuse a table whose name here is one of ours, or another table's already: two would become one."""
@@ -211,6 +256,19 @@ class SqlRows:
                 seqno=seqno,
                 remedy="Rename one of them at the source; if it is the same table renamed, start again",
             )
+
+    def table_here(self, name: TableName) -> TargetTable | None:
+        """Read what is here in the place of a source's table; None: no such table."""
+        try:
+            return self.session.table(named(*name))
+        except MissingTableError:
+            return None
+
+    def as_spelled_here(self, name: TableName) -> TableName:
+        """Return a table's name with the case that it has at this server, for a source that does not tell it apart."""
+        sql = "SELECT table_name FROM information_schema.tables WHERE table_schema = $1 AND LOWER(table_name) = $2"
+        found = self.session.fetch(self.dialect.sql(sql), (name[0], name[1].lower()))
+        return (name[0], found[0][0]) if len(found) == 1 else name
 
     def _one_name(self, table: TableMap) -> str:
         name = self.dialect.one_name(table)
@@ -271,6 +329,9 @@ class SqlRows:
     def keys(self, table: TableName) -> TargetKeys | None:
         return self.session.keys(TableMap(schema=table[0], table=table[1], columns=()))
 
+    def references(self) -> list[tuple[TableName, TableName]]:
+        return self.session.references()
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         self.claim_name(table, seqno)
         name = self.dialect.table_name(table)
@@ -314,6 +375,12 @@ class SqlRows:
         except LockTimeoutError as exc:
             raise TransientTargetError(why=str(exc)) from exc
 
+    def hold_snapshot(self) -> None:
+        try:
+            self.session.hold_snapshot()
+        except (RefusedError, LockTimeoutError) as exc:
+            raise TransientTargetError(why=f"no snapshot: {exc}") from exc
+
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         try:
             target = self.session.table(table)
@@ -331,6 +398,11 @@ class SqlRows:
         try:
             for row in self.session.stream(sql):
                 yield tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
+            if not self.session.is_as_it_was(table):
+                why = "it was emptied or rewritten after the snapshot, which does not show its rows any more"
+                raise TransientTargetError(why=f"{table.name}: {why}")
+        except (MissingTableError, LockTimeoutError) as exc:
+            raise TransientTargetError(why=f"{table.name} was altered or locked while it was read: {exc}") from exc
         except MisfitError as exc:  # a value whose text, which is longer than it, passes the database's limit
             raise TargetTableError(table=table.name, why=f"its rows cannot be read back: {exc}") from exc
 
@@ -487,7 +559,7 @@ class _Writing:
 
     def _run_statement(self, unit: ApplyUnit, statement: Statement) -> None:
         rows, dialect = self.rows, self.rows.dialect
-        ignored, emptied = passed_over(
+        ruling = rule(
             unit,
             statement,
             ddl=rows.options.ddl,
@@ -495,21 +567,64 @@ class _Writing:
             runs_ddl_of=dialect.runs_ddl_of,
             has_sequences=dialect.has_sequences,
         )
-        for name in emptied:
+        for name in ruling.emptied:
             if self._has_rows(unit.seqno, name):
                 raise rows_are_here(unit, statement, name, rows.options.ddl)
         sql = text_of(statement)
         text = shortened(sql)
-        if why := ignored or dialect.ddl_to_skip(sql):
+        if why := ruling.passed_over or dialect.ddl_to_skip(sql):
             self.ignored += 1
             message = "a statement is passed over, further ones silently why=%s seqno=%d statement=%r"
             rows.warn(why, message, why, unit.seqno, text)
-            return
+        elif ruling.edits:
+            self._carry_out(unit, statement, ruling.edits, text)
+        else:
+            self._run(unit, statement, text)
+
+    def _carry_out(self, unit: ApplyUnit, statement: Statement, edits: Sequence[Edit], text: str) -> None:
+        """Carry out what a statement of another kind does. Each edit has its number, whatever it comes to."""
+        rows, dialect = self.rows, self.rows.dialect
+        here = TablesHere(
+            dialect=dialect,
+            loss=rows.options.ddl_loss,
+            table=rows.table_here,
+            has_rows=lambda name: self._has_rows(unit.seqno, name),
+        )
+        stood = rows.notes()
+        notes = dict(stood)
+        for said in edits:
+            edit = said
+            if source_of(unit) == "sqlite":
+                edit = replace(said, table=rows.as_spelled_here(said.table))
+            for name in (edit.table, edit.to) if isinstance(edit, RenamedTable) else (edit.table,):
+                rows.claim_name(named(*name), unit.seqno)
+            note, number = notes.pop(edit.table, TableNote()), self.run_once
+            has_run = dialect.statements_commit and rows.once.has_run(self.advance, unit, number, text)
+            try:
+                found = here.after(edit, note) if has_run else None
+                found = found or here.follow(edit, note, unit.seqno)
+            except UnfollowedError as exc:
+                raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc)) from exc
+            notes[edit.to if isinstance(edit, RenamedTable) else edit.table] = found.note
+            if found.held:
+                logger.warning("held target=%s seqno=%d held=%s statement=%r", rows.where, unit.seqno, found.held, text)
+            if found.sql:
+                mine = msgspec.structs.replace(statement, schema="", sql=found.sql, options=())
+                self._run(unit, mine, text)
+                ran = "a table follows the source's target=%s seqno=%d ran=%s"
+                logger.warning(ran, rows.where, unit.seqno, found.sql)
+            if dialect.statements_commit:
+                self.run_once = number + 1
+        rows.store_notes({name: notes.get(name, TableNote()) for name in {**stood, **notes}}, stood)
+
+    def _run(self, unit: ApplyUnit, statement: Statement, text: str) -> None:
+        """Run a statement here; `text` is the source's, for messages. Raises DdlStopError where it fails."""
+        rows, dialect = self.rows, self.rows.dialect
         try:
             if dialect.statements_commit:
                 self._run_apart(unit, statement, text)
             else:
-                self.rows.session.run_script(sql)
+                rows.session.run_script(text_of(statement))
         except (MisfitError, MissingTableError) as exc:
             raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc)) from exc
         self.statements += 1
@@ -517,14 +632,11 @@ class _Writing:
 
     def _has_rows(self, seqno: Seqno, name: TableName) -> bool:
         """Whether a table has rows here. Of a whole schema that is not looked at: it is taken to have some."""
-        schema, table = name
-        if not table:
+        if not name[1]:
             return True
-        there = _named(schema, table)
+        there = named(*name)
         self.rows.claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
-        try:
-            self.rows.session.table(there)
-        except MissingTableError:
+        if self.rows.table_here(name) is None:
             return False
         return bool(self.rows.session.fetch(f"SELECT 1 FROM {self.rows.dialect.table_name(there)} LIMIT 1"))
 
@@ -545,7 +657,7 @@ class _Writing:
         if to_innodb:
             found = touched(text_of(statement), schema=statement.schema)
             for schema, table in found.names if found is not None else ():
-                self._make_transactional(_named(schema, table))
+                self._make_transactional(named(schema, table))
         session.begin()
         rows.positions.guard(self.advance)
 
@@ -559,11 +671,6 @@ class _Writing:
             logger.warning("a table is made InnoDB here table=%s engine=%s", table.name, engine)
             alter = f"ALTER TABLE {self.rows.dialect.table_name(table)} ENGINE = InnoDB"
             self.rows.session.run(f"SET STATEMENT sql_mode = '' FOR {alter}")  # so that equal labels pass
-
-
-def _named(schema: str, table: str) -> TableMap:
-    """Return a table of which only the name is known."""
-    return TableMap(schema=schema, table=table, columns=())
 
 
 def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:

@@ -65,8 +65,14 @@ class Dialect:
     """The statements that make the table, and its schema, where they are missing."""
     add_column: Callable[[TableMap, int], str]
     """The statement that gives a table one column of a source's table more."""
+    column_type: Callable[[TableMap, int], str]
+    """The type that a column of a source's table gets where its table is made."""
+    rename_table: Callable[[TableMap, TableMap], str]
+    """The statement, or statements, by which the first table gets the name of the second."""
     take_null: Callable[[str, TargetColumn], str] | None = None
     """The statement that makes a column take NULL, by the table's quoted name; None where none ever `loosens`."""
+    retype: Callable[[str, TargetColumn, str], str] | None = None
+    """The statement that gives a column another type, likewise; None where none ever `retypes`."""
 
     accepts: Callable[[Column, TargetColumn], None]
     """Raise MismatchError where a column here cannot take what the source's column holds, whatever the value."""

@@ -89,8 +89,8 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 _COLUMNS: Final = """
 SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR EXTRA LIKE '%%GENERATED%%',
        EXTRA LIKE '%%on update%%', IS_NULLABLE = 'YES',
-       IS_NULLABLE = 'NO' AND COLUMN_KEY <> 'PRI' AND EXTRA = '' AND COLUMN_COMMENT = ''
-       AND COALESCE(COLUMN_DEFAULT, '') IN ('', '''0000-00-00 00:00:00'''),
+       COLUMN_KEY = 'PRI', EXTRA = '' AND COLUMN_COMMENT = ''
+       AND COALESCE(COLUMN_DEFAULT, 'NULL') IN ('NULL', '''0000-00-00 00:00:00'''),
        CAST(NUMERIC_SCALE AS SIGNED), CAST(DATETIME_PRECISION AS SIGNED),
        CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME, GENERATION_EXPRESSION IN ('ROW START', 'ROW END')
   FROM information_schema.COLUMNS
@@ -116,6 +116,9 @@ SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_N
   FROM information_schema.KEY_COLUMN_USAGE
  WHERE TABLE_SCHEMA = $1 AND TABLE_NAME = $2 AND REFERENCED_TABLE_NAME IS NOT NULL
  ORDER BY CONSTRAINT_NAME, ORDINAL_POSITION"""
+_REFERENCES: Final = """
+SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME
+  FROM information_schema.REFERENTIAL_CONSTRAINTS ORDER BY 1, 2, 3, 4"""
 _KEY_ACTIONS: Final = """
 SELECT DISTINCT TABLE_NAME FROM information_schema.REFERENTIAL_CONSTRAINTS
  WHERE UNIQUE_CONSTRAINT_SCHEMA = $1 AND REFERENCED_TABLE_NAME = $2
@@ -147,6 +150,7 @@ class MariadbSession:
         self._lock_wait_s = -1
         self._lock_timeout_s = options.lock_timeout_s
         self._relaxed: tuple[str, ...] = ()
+        self._holds_snapshot = False
         try:
             self._connection = connect(
                 url,
@@ -326,7 +330,7 @@ class MariadbSession:
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
         columns, period = {}, set()
         for row in self.fetch(_COLUMNS, names):
-            name, kind, declared, generated, moves, nullable, loosens, *sizes, collation, of_period = row
+            name, kind, declared, generated, moves, nullable, in_key, retypes, *sizes, collation, of_period = row
             scale, precision, length = sizes
             if of_period:
                 period.add(name)
@@ -336,7 +340,8 @@ class MariadbSession:
                 category=CATEGORY_OF.get(kind, "other"),
                 declared=declared,
                 nullable=bool(nullable),
-                loosens=bool(loosens),
+                loosens=bool(retypes and not nullable and not in_key),
+                retypes=bool(retypes),
                 generated=bool(generated),
                 moves=bool(moves),
                 digits=precision
@@ -383,15 +388,30 @@ class MariadbSession:
             why=why,
         )
 
-    def lacks_create(self) -> str:
-        ((user, database),) = self.fetch("SELECT CURRENT_USER(), DATABASE()")
-        if has_right([row[0] for row in self.fetch("SHOW GRANTS")], ["CREATE"], database):
+    def references(self) -> list[tuple[TableName, TableName]]:
+        return [((schema, table), (to_schema, to)) for schema, table, to_schema, to in self.fetch(_REFERENCES)]
+
+    def lacks_create(self, schema: str | None = None) -> str:
+        return self._lacks("CREATE", schema)
+
+    def lacks_alter(self, table: TableMap) -> str:
+        on_table = "SELECT 1 FROM information_schema.TABLE_PRIVILEGES WHERE TABLE_SCHEMA = $1 AND TABLE_NAME = $2"
+        if self.fetch(f"{on_table} AND PRIVILEGE_TYPE = 'ALTER'", (fit_name(table.schema), fit_name(table.table))):
             return ""
-        return f"GRANT CREATE, SELECT, INSERT, UPDATE, DELETE ON {quote(database)}.* TO {account(user)}"
+        return self._lacks("ALTER", table.schema)
+
+    def _lacks(self, right: str, schema: str | None) -> str:
+        ((user, database),) = self.fetch("SELECT CURRENT_USER(), DATABASE()")
+        database = fit_name(schema) if schema else database
+        if has_right([row[0] for row in self.fetch("SHOW GRANTS")], [right], database):
+            return ""
+        return f"GRANT {right}, SELECT, INSERT, UPDATE, DELETE ON {quote(database)}.* TO {account(user)}"
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         cursor = self._connection.cursor(SSCursor)
         try:
+            if self._holds_snapshot:
+                self.savepoint()
             cursor.execute(sql)
             yield from cursor.fetchall_unbuffered()
         except (pymysql.err.MySQLError, OSError) as exc:
@@ -399,6 +419,17 @@ class MariadbSession:
         finally:
             with suppress(pymysql.err.MySQLError, OSError):
                 cursor.close()
+                if self._holds_snapshot:
+                    self._cursor.execute("ROLLBACK TO SAVEPOINT tranlog_savepoint")  # which frees the table's lock
+
+    def hold_snapshot(self) -> None:
+        self._execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        self._execute("SET SESSION idle_transaction_timeout = 0")
+        self._execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        self._holds_snapshot = True
+
+    def is_as_it_was(self, table: TableMap) -> bool:
+        return True  # else the server has refused to read it
 
     # --- other sessions ---
 

@@ -294,10 +294,30 @@ def add_column(table: TableMap, index: int) -> str:
     return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_definer(table)(index, column)}"
 
 
+def column_type(table: TableMap, index: int) -> str:
+    """Return the type that a column gets."""
+    return _column_type(table.columns[index], _key_bytes(table).get(index, 0))
+
+
+def rename_table(table: TableMap, to: TableMap) -> str:
+    """Return the statement that renames a table, to a database that is there."""
+    return f"RENAME TABLE {table_name(table)} TO {table_name(to)}"
+
+
 def take_null(table: str, column: TargetColumn) -> str:
     """Return the statement that makes a column take NULL; nothing but type and collation is said of it."""
+    return _modify(table, column, column.declared, null=True)
+
+
+def retype(table: str, column: TargetColumn, made: str) -> str:
+    """Return the statement that gives a column another type; nothing but that, collation and NULL is said of it."""
+    return _modify(table, column, made, null=column.nullable)
+
+
+def _modify(table: str, column: TargetColumn, made: str, *, null: bool) -> str:
     collation = f" COLLATE {column.collation}" if column.collation else ""
-    return f"ALTER TABLE {table} MODIFY COLUMN {quote(column.name)} {column.declared}{collation} NULL"
+    taken = "NULL" if null else "NOT NULL"
+    return f"ALTER TABLE {table} MODIFY COLUMN {quote(column.name)} {made}{collation} {taken}"
 
 
 _COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
@@ -827,7 +847,10 @@ MARIADB: Final = Dialect(
     one_name=table_name,
     create_table=create_table,
     add_column=add_column,
+    column_type=column_type,
+    rename_table=rename_table,
     take_null=take_null,
+    retype=retype,
     accepts=accepts,
     forms=MariadbForms(),
     selected=selected,

@@ -50,11 +50,17 @@ class NullRows:
     def keys(self, table: TableName) -> TargetKeys | None:
         return TargetKeys(name=table)
 
+    def references(self) -> list[tuple[TableName, TableName]]:
+        return []
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         pass
 
     def create_table(self, table: TableMap) -> str:
         return ""
+
+    def hold_snapshot(self) -> None:
+        pass
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         raise TargetTableError(table=table.name, why="a null target keeps no rows, so there is nothing to compare")

@@ -83,8 +83,8 @@ _CARRIED: Final = (
     *("sql_mode", "foreign_key_checks", "unique_checks", "check_constraint_checks", "sql_auto_is_null"),
     *("explicit_defaults_for_timestamp", "sql_if_exists", "system_versioning_insert_history", "time_zone"),
     *("auto_increment_increment", "auto_increment_offset", "lc_time_names", "insert_id", "last_insert_id"),
-    *("rand_seed1", "rand_seed2", "collation_server", "collation_database", "collation_connection"),
-    "character_set_client",
+    *("rand_seed1", "rand_seed2", "character_set_collations", "collation_server", "collation_database"),
+    *("collation_connection", "character_set_client"),
 )
 """Options of a statement that are variables of its session, in the order in which they are set."""
 _STANDING: Final = (
@@ -178,37 +178,10 @@ class Once:
                 "known; do here what it did there, then `tranlog online --skip-seqno`"
             )
             raise DdlStopError(seqno=unit.seqno, text=text, why=why)
+        if self.has_run(advance, unit, number, text):
+            return False
         own = self._dialect.quote(self._session.fetch("SELECT DATABASE()")[0][0])
         where = (advance.pipeline, advance.channel, number)
-        try:
-            rows = self._session.fetch(_READ, where)
-        except MissingTableError as exc:
-            why = (
-                f"{STATEMENT_TABLE}, where it is noted that such a statement has begun, is gone ({exc}). "
-                "So this one has run, or it has not. Look, and if it has, do not run it again; "
-                "`tranlog position set` makes the table anew"
-            )
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
-        begun = None
-        if rows:
-            epoch, seqno, event_id, holder, done, alive = rows[0]
-            begun = Begun(
-                epoch=epoch, seqno=seqno, event_id=event_id, session=holder, done=bool(done), alive=bool(alive)
-            )
-        match standing(begun, unit, session=self._session.identity):
-            case Standing.DONE:
-                return False
-            case Standing.RUNNING:
-                assert begun is not None
-                raise TransientTargetError(why=f"the statement {text!r} is still run by session {begun.session}")
-            case Standing.UNCERTAIN:
-                why = (
-                    "it was begun, and the server or its session ended before it was noted as done: it has run, or it "
-                    "has not. Look; if it has not, DELETE FROM tranlog_statement and start again. If it has, do not"
-                )
-                raise DdlStopError(seqno=unit.seqno, text=text, why=why)
-            case Standing.NEW:
-                pass
         missing = bool(statement.schema) and not self._enter(statement.schema)
         if missing:
             self._enter(_NO_DATABASE)
@@ -241,6 +214,38 @@ class Once:
             sets = [f"{name} = ${number}" for number, name in enumerate(back, start=1)]
             self._session.run(f"SET {', '.join([*sets, 'timestamp = DEFAULT'])}", [self._standing[n][0] for n in back])
         return True
+
+    def has_run(self, advance: Advance, unit: ApplyUnit, number: int, text: str) -> bool:
+        """Return whether the unit's statement `number` has run. Raises as `run` does where that is not settled."""
+        try:
+            rows = self._session.fetch(_READ, (advance.pipeline, advance.channel, number))
+        except MissingTableError as exc:
+            why = (
+                f"{STATEMENT_TABLE}, where it is noted that such a statement has begun, is gone ({exc}). "
+                "So this one has run, or it has not. Look, and if it has, do not run it again; "
+                "`tranlog position set` makes the table anew"
+            )
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
+        begun = None
+        if rows:
+            epoch, seqno, event_id, holder, done, alive = rows[0]
+            begun = Begun(
+                epoch=epoch, seqno=seqno, event_id=event_id, session=holder, done=bool(done), alive=bool(alive)
+            )
+        match standing(begun, unit, session=self._session.identity):
+            case Standing.DONE:
+                return True
+            case Standing.RUNNING:
+                assert begun is not None
+                raise TransientTargetError(why=f"the statement {text!r} is still run by session {begun.session}")
+            case Standing.UNCERTAIN:
+                why = (
+                    "it was begun, and the server or its session ended before it was noted as done: it has run, or it "
+                    "has not. Look; if it has not, DELETE FROM tranlog_statement and start again. If it has, do not"
+                )
+                raise DdlStopError(seqno=unit.seqno, text=text, why=why)
+            case Standing.NEW:
+                return False
 
     def _settings(self, seqno: Seqno, statement: Statement, text: str) -> list[tuple[str, str | int]]:
         """Return what of a statement's session is to be set here. Raises DdlStopError for what this server has not."""

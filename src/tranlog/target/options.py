@@ -42,15 +42,28 @@ class TargetOptions:
     dsn: str = field(default="", repr=False, metadata={"only": _SERVERS})
     """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's. MariaDB:
     `mariadb://user:password@host:port/database`; the database holds tranlog's own tables."""
-    ddl: Literal["stop", "ignore", "follow"] = "stop"
+    ddl: Literal["stop", "ignore", "follow"] = field(
+        default="stop",
+        metadata={
+            "default": "`follow` where [source] names another kind of database, else `stop`",
+            "example": "ignore",
+        },
+    )
     """What to do with a recorded statement. `stop`: run it where source and target are of one kind (from a
     PostgreSQL only TRUNCATE, not what its event trigger records), else stop and name it. `ignore`: pass over DDL,
     counted; the first is warned of. Then tables are the operator's. A statement that changes rows (TRUNCATE, a
     statement in a row's place) is never passed over, nor is DDL that takes rows away which are still here (DROP TABLE,
     a partition's end, CREATE of a table that is here): that stops, and says so. `follow`: a table that is missing is
-    made from the table map of its first change, a column is added while its table has no rows, and takes NULL where the
-    source's does; a statement from another kind is passed over where that does what it did, else it stops.
-    docs/following.md has each change."""
+    made from the table map of its first change; a column is added while its table has no rows, or where the source's
+    statement says that it is NULL in all of them, takes NULL where the source's does, and gets a wider type where the
+    source's has; of a statement from another kind new names of tables and columns are carried out, what takes data away
+    is for `ddl_loss`, and it is passed over where the next rows tell what it did, else it stops. docs/following.md has
+    each change."""
+    ddl_loss: Literal["hold", "ignore", "stop"] = "hold"
+    """With `follow`, what to do with a statement from another kind that takes data away: a dropped column, a dropped
+    table with rows, a type that may be narrower than the one here. `hold`: table, column and type stay as they are
+    here, and a column takes NULL from then on where that can be done; a warning and `tranlog status` name them.
+    `ignore`: the same, but nothing is changed here, not even whether a column takes NULL. `stop`: stop at it."""
     net_effect: bool = False
     """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
     whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and
@@ -138,6 +151,8 @@ class TargetOptions:
                 raise _refuse(name, getattr(self, name), f'either "{one}" or "{two}"')
         if self.ddl not in ("stop", "ignore", "follow"):
             raise _refuse("ddl", self.ddl, '"stop", "ignore" or "follow"')
+        if self.ddl_loss not in ("hold", "ignore", "stop"):
+            raise _refuse("ddl_loss", self.ddl_loss, '"hold", "ignore" or "stop"')
         for name in ("lock_timeout_s", "connect_timeout_s"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise _refuse(name, getattr(self, name), "seconds, above 0 and at most a day")
@@ -212,6 +227,12 @@ def runs_ddl_of(kind: TargetKind) -> frozenset[str]:
 def create_statements(kind: TargetKind, table: TableMap) -> list[str]:
     """Return the statements that make a table at a target of that kind, none at one that keeps no rows."""
     return [] if kind == "null" else list(_dialect(kind).create_table(table))
+
+
+def default_ddl(kind: TargetKind, source_kind: str) -> Literal["stop", "follow"]:
+    """Return the option `ddl` of that kind of target where a configuration does not say it."""
+    databases = {"sqlite", *_SERVERS}
+    return "follow" if source_kind in databases - {kind} and kind in databases else "stop"
 
 
 def _dialect(kind: TargetKind) -> Dialect:

@@ -32,12 +32,12 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
-from tranlog.ids import Seqno
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.servers.identity import IDENTITY
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import CREATE_STATEMENT_TABLE, STATEMENT_TABLE
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, unavailable
-from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow
+from tranlog.target.target import EQUAL, OPEN, Advance, Applied, ChannelRow, Meeting, PipelineRow, VerdictRow
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,17 @@ _TABLES: Final = {
     pipeline {key_text} NOT NULL,
     table_name {key_text} NOT NULL,
     state {text} NOT NULL,
+    PRIMARY KEY (pipeline, table_name)
+){suffix}""",
+    "tranlog_verify": """CREATE TABLE IF NOT EXISTS tranlog_verify (
+    pipeline {key_text} NOT NULL,
+    table_name {key_text} NOT NULL,
+    verify_id {text} NOT NULL,
+    seqno {integer} NOT NULL,
+    token {integer} NOT NULL,
+    verdict {text} NOT NULL,
+    detail {text} NOT NULL,
+    verified_through {integer} NOT NULL,
     PRIMARY KEY (pipeline, table_name)
 ){suffix}""",
     "tranlog_plan": """CREATE TABLE IF NOT EXISTS tranlog_plan (
@@ -179,6 +190,15 @@ _READ_LEFT_OUT: Final = (
 )
 _READ_LOADS: Final = "SELECT table_name, state FROM tranlog_load WHERE pipeline = $1"
 _NEW_LOAD: Final = "tranlog_load (pipeline, table_name, state) VALUES ($1, $2, $3)"
+_VERDICT_COLUMNS: Final = "table_name, verify_id, seqno, token, verdict, detail, verified_through"
+_READ_VERDICTS: Final = f"SELECT {_VERDICT_COLUMNS} FROM tranlog_verify WHERE pipeline = $1 ORDER BY table_name"
+_NEW_VERDICT: Final = f"tranlog_verify (pipeline, {_VERDICT_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, {NO_SEQNO})"
+_SET_VERDICT: Final = "verify_id = $3, seqno = $4, token = $5, verdict = $6, detail = $7"
+_JUDGE: Final = (
+    "UPDATE tranlog_verify SET verdict = $6, detail = $7{through} WHERE pipeline = $1 AND table_name = $2 "
+    f"AND verify_id = $3 AND seqno = $4 AND token = $5 AND verdict = '{OPEN}'"
+)
+_VERDICT_VALUES: Final = attrgetter("table", "verify", "seqno", "token", "verdict", "detail")
 _READ_PLANS: Final = "SELECT from_seqno, plan FROM tranlog_plan WHERE pipeline = $1"
 _FIRST_PLAN: Final = "SELECT min(from_seqno) FROM tranlog_plan WHERE pipeline = $1 HAVING count(*) > 0"
 _NEW_PLAN: Final = "tranlog_plan (pipeline, from_seqno, plan) VALUES ($1, $2, $3)"
@@ -296,6 +316,13 @@ class SqlPositions(SqlTables):
 
     def read_loads(self, pipeline: str) -> dict[str, str]:
         return {table: state for table, state in self._read("tranlog_load", _READ_LOADS, pipeline)}
+
+    def read_verdicts(self, pipeline: str) -> list[VerdictRow]:
+        rows = self._read("tranlog_verify", _READ_VERDICTS, pipeline)
+        return [
+            VerdictRow(table=t, verify=v, seqno=Seqno(s), token=k, verdict=w, detail=d, verified_through=Seqno(u))
+            for t, v, s, k, w, d, u in rows
+        ]
 
     def read_plans(self, pipeline: str) -> dict[Seqno, str]:
         return {Seqno(begin): plan for begin, plan in self._read("tranlog_plan", _READ_PLANS, pipeline)}
@@ -448,6 +475,19 @@ class SqlPositions(SqlTables):
                 self._run(put, pipeline, table, state)
         except (MissingTableError, MisfitError) as exc:
             raise self._damaged(pipeline, f"tranlog_load was changed: {exc}") from exc
+
+    def begin_verdicts(self, pipeline: str, rows: Sequence[VerdictRow]) -> None:
+        put = self._dialect.insert_or_set.format(into=_NEW_VERDICT, key="pipeline, table_name", set=_SET_VERDICT)
+        try:
+            for row in rows:
+                self._run(put, pipeline, *_VERDICT_VALUES(row))
+        except (MissingTableError, MisfitError) as exc:
+            raise self._damaged(pipeline, f"tranlog_verify was changed: {exc}") from exc
+
+    def judge(self, pipeline: str, row: VerdictRow) -> None:
+        through = ", verified_through = seqno" if row.verdict == EQUAL else ""
+        judge = _JUDGE.replace("{through}", through)
+        self._in_transaction(lambda: self._run(judge, pipeline, *_VERDICT_VALUES(row)), _nobody, pipeline)
 
     def _store_plan(self, advance: Advance) -> None:
         """Store the plan that begins with a position, in the open target transaction; drop those needed no more."""

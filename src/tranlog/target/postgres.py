@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tranlog.change import TableMap
+from tranlog.change import TableMap, TableName
 from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, TransientTargetError
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
@@ -131,6 +131,11 @@ SELECT to_json(ARRAY({_KEY_COLUMNS.format("f.conkey", "f.conrelid", "")}))::text
        CASE WHEN to_jsonb(f)->>'conperiod' = 'true' THEN 'a reference by PERIOD' ELSE '' END
   FROM pg_constraint f JOIN pg_class c ON c.oid = f.confrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE f.contype = 'f' AND f.conrelid = $1::int8::oid"""
+_REFERENCES: Final = """
+SELECT n.nspname, c.relname, m.nspname, d.relname
+  FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_class d ON d.oid = f.confrelid JOIN pg_namespace m ON m.oid = d.relnamespace
+ WHERE f.contype = 'f' ORDER BY 1, 2, 3, 4"""
 _KEY_ACTIONS: Final = """
 SELECT DISTINCT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f' AND confrelid = $1::int8::oid
    AND (confdeltype NOT IN ('a', 'r') OR confupdtype NOT IN ('a', 'r')) ORDER BY 1"""
@@ -138,6 +143,26 @@ _KEY_TRIGGERS: Final = """
 SELECT tgname FROM pg_trigger WHERE tgrelid = $1::int8::oid AND NOT tgisinternal
    AND tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
  ORDER BY tgname"""
+
+_LACKS_CREATE: Final = """
+SELECT format('GRANT CREATE ON DATABASE %I TO %I', current_database(), current_user)
+ WHERE NOT has_database_privilege(current_database(), 'CREATE')
+ UNION ALL
+SELECT format('GRANT USAGE, CREATE ON SCHEMA %I TO %I', nspname, current_user)
+  FROM pg_namespace
+ WHERE nspname = $1 AND NOT (has_schema_privilege(oid, 'CREATE') AND has_schema_privilege(oid, 'USAGE'))"""
+_LACKS_ALTER: Final = """
+SELECT format('ALTER TABLE %I.%I OWNER TO %I', n.nspname, c.relname, current_user)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2)
+   AND NOT pg_has_role(c.relowner, 'USAGE')"""
+
+_FILES_NOW: Final = """
+SELECT bool_and(pg_relation_filenode(f.oid) IS NOT DISTINCT FROM f.relfilenode)
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_class f ON f.relkind = 'r' AND (f.oid = c.oid OR f.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))
+ WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2)"""
 
 _WHOSE: Final = """
 SELECT 'session ' || a.pid || ' of user ' || coalesce(a.usename, '?')
@@ -173,6 +198,7 @@ class PostgresSession:
         self._where = where_of(options)
         self._prepared: dict[str, bytes] = {}
         self._statements = 0
+        self._holds_snapshot = False
         self._expected: list[int | None] = []  # in the pipeline: rows that each command is to hit, None: a prepare
         parts = read_dsn(options.dsn, option="target.dsn")
         defaults: dict[str, str | int] = {
@@ -365,6 +391,7 @@ class PostgresSession:
                 type_name=type_name,
                 category=category or "other",
                 loosens=loosens,
+                retypes=not generated,
                 generated=generated,
                 declared=declared,
                 digits=_digits(typname, typmod),
@@ -397,7 +424,21 @@ class PostgresSession:
             why=next(filter(None, reasons), ""),
         )
 
-    def lacks_create(self) -> str:
+    def references(self) -> list[tuple[TableName, TableName]]:
+        rows = [] if self._triggers_off else self.fetch(_REFERENCES)
+        return [((schema, table), (to_schema, to)) for schema, table, to_schema, to in rows]
+
+    def lacks_create(self, schema: str | None = None) -> str:
+        if schema:
+            found = self.fetch(_LACKS_CREATE, (fit_name(schema),))
+            return "; ".join([grant for (grant,) in found])
+        return self._lacks_create_here()
+
+    def lacks_alter(self, table: TableMap) -> str:
+        found = self.fetch(_LACKS_ALTER, (fit_name(table.table), fit_name(table.schema)))
+        return "; ".join([change for (change,) in found])
+
+    def _lacks_create_here(self) -> str:
         ((schema, user, may),) = self.fetch(
             "SELECT quote_ident(current_schema()), quote_ident(current_user), "
             "has_schema_privilege(current_schema(), 'CREATE')"
@@ -408,10 +449,11 @@ class PostgresSession:
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         self.settle()
-        self._execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if self._holds_snapshot:
+            self.savepoint()
+        else:
+            self._begin_to_read()
         try:
-            # The reader at the other end may be slow, and holds no lock that anybody waits for.
-            self._execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             with psycopg.RawServerCursor(self._connection, "tranlog_rows") as cursor:
                 cursor.itersize = 2000
                 for known in self._connection.adapters.types:  # the driver's own objects lose what text keeps
@@ -423,7 +465,28 @@ class PostgresSession:
         except psycopg.Error as exc:
             raise self._sorted(exc) from exc
         finally:
-            self.rollback()
+            if self._holds_snapshot:
+                self.rollback_to_savepoint()  # which frees the table's lock
+            else:
+                self.rollback()
+
+    def _begin_to_read(self) -> None:
+        self._execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # The reader at the other end may be slow, and holds no lock that anybody waits for.
+        self._execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+
+    def hold_snapshot(self) -> None:
+        self.settle()
+        self._begin_to_read()
+        self._execute("SELECT 1")  # which takes it
+        self._holds_snapshot = True
+
+    def is_as_it_was(self, table: TableMap) -> bool:
+        # An ALTER or TRUNCATE after this look, and before the lock was freed, cannot have been.
+        if not self._holds_snapshot:
+            return True
+        ((same,),) = self.fetch(_FILES_NOW, (fit_name(table.table), fit_name(table.schema)))
+        return same is not False
 
     # --- other sessions ---
 

@@ -197,6 +197,20 @@ def add_column(table: TableMap, index: int) -> str:
     return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_defined(index, column)}"
 
 
+def retype(table: str, column: TargetColumn, made: str) -> str:
+    """Return the statement that gives a column another type."""
+    return f"ALTER TABLE {table} ALTER COLUMN {quote(column.name)} TYPE {made}"
+
+
+def rename_table(table: TableMap, to: TableMap) -> str:
+    """Return the statements that rename a table, to a schema that is there."""
+    renamed = f"ALTER TABLE {table_name(table)} RENAME TO {quote(to.table)}"
+    if table.schema == to.schema:
+        return renamed
+    moved = f"ALTER TABLE {table_name(table)} SET SCHEMA {quote(to.schema)}"
+    return f"{moved}; ALTER TABLE {quote(to.schema)}.{quote(table.table)} RENAME TO {quote(to.table)}"
+
+
 def take_null(table: str, column: TargetColumn) -> str:
     """Return the statement that makes a column take NULL."""
     return f"ALTER TABLE {table} ALTER COLUMN {quote(column.name)} DROP NOT NULL"
@@ -449,6 +463,8 @@ class PostgresForms:
     """Set-based statements over `unnest`; by the whole image one row at a time, found by its ctid."""
 
     def insert(self, table: str, columns: Sequence[BoundColumn]) -> Form:
+        if not columns:  # a table may have none
+            return Form(op=Op.INSERT, sql=f"INSERT INTO {table} DEFAULT VALUES", bind=_bind_values([]), limit=1)
         names = ", ".join([c.name for c in columns])
         picked = [(c.index, c) for c in columns]
         into = f"INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE"
@@ -512,7 +528,7 @@ def _image(image: Image, first: int) -> tuple[str, list[BoundColumn]]:
         else:
             conditions.append(_same(column, first + len(compared)))
             compared.append(column)
-    return " AND ".join(conditions), compared
+    return " AND ".join(conditions) or "true", compared
 
 
 def _one_of(table: str, same: str, place: str) -> str:
@@ -564,7 +580,10 @@ POSTGRES: Final = Dialect(
     one_name=table_name,
     create_table=create_table,
     add_column=add_column,
+    column_type=lambda table, index: _column_type(table.columns[index]),
+    rename_table=rename_table,
     take_null=take_null,
+    retype=retype,
     accepts=accepts,
     forms=PostgresForms(),
     selected=lambda column, target, name: name,

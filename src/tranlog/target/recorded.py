@@ -1,4 +1,5 @@
-"""What becomes of a statement that the source recorded: it is passed over, it is run, or the pipeline stops at it.
+"""What becomes of a statement that the source recorded: it is passed over, it is run, its edits are carried out, or the
+pipeline stops at it.
 
 Owns that decision, the same at every kind of target, and its errors. Leaves running a statement to the target. Pure.
 """
@@ -6,19 +7,33 @@ Owns that decision, the same at every kind of target, and its errors. Leaves run
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from tranlog.change import Statement, TableName
 from tranlog.ddl import keeps_rows, touched
 from tranlog.errors import DdlStopError
 from tranlog.statements import StatementKind, statement_kind
+from tranlog.table_edits import Edit, table_edits
 from tranlog.target.target import ApplyUnit
 
 _BY_OPTION: Final = 'ddl = "ignore"'
 _BY_ROWS: Final = "what it does to tables comes with the first change after it"
 
 
-def passed_over(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What becomes of a statement: it is passed over, for this reason; else its edits are carried out; else it is run.
+
+    `emptied` are the tables that it empties. Where rows of one are still here, the target raises `rows_are_here`.
+    """
+
+    passed_over: str = ""
+    emptied: Sequence[TableName] = ()
+    edits: tuple[Edit, ...] = ()
+
+
+def rule(
     unit: ApplyUnit,
     statement: Statement,
     *,
@@ -26,33 +41,41 @@ def passed_over(
     kind: str,
     runs_ddl_of: Collection[str],
     has_sequences: bool,
-) -> tuple[str, Sequence[TableName]]:
-    """Return why a unit's statement is passed over, empty where it is to be run; and the tables that it empties.
+) -> Ruling:
+    """Return what becomes of a unit's statement.
 
-    `ddl` is the option. Where rows of one of those are still here, the target raises `rows_are_here`. `runs_ddl_of` and
-    `has_sequences` are what Dialect says of the target's `kind`.
+    `ddl` is the option. `runs_ddl_of` and `has_sequences` are what Dialect says of the target's `kind`.
 
-    Raises DdlStopError where it may neither be passed over nor run.
+    Raises DdlStopError.
     """
     sql = text_of(statement)
     found = touched(sql, schema=statement.schema)
     upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
     if (statement.ddl or upkeep) and ddl == "ignore":
-        return _BY_OPTION, found.emptied if found is not None else ()
-    source = next((value for name, value in unit.metadata if name == "dbms_type"), "")
+        return Ruling(passed_over=_BY_OPTION, emptied=found.emptied if found is not None else ())
+    source = source_of(unit)
     if source in runs_ddl_of or (source == kind and not statement.ddl):
-        return "", ()
+        return Ruling()
     if upkeep:
-        return "users, rights and upkeep are each server's own", ()
+        return Ruling(passed_over="users, rights and upkeep are each server's own")
     if found and found.sequence and not has_sequences:
-        return "a sequence is no table", ()
-    if ddl == "follow" and statement.ddl and found is not None and keeps_rows(sql):
-        return _BY_ROWS, found.emptied
+        return Ruling(passed_over="a sequence is no table")
+    if ddl == "follow" and statement.ddl and found is not None:
+        readable = not statement.error_code and source != "postgres"
+        if readable and (edits := table_edits(sql, schema=statement.schema)):
+            return Ruling(edits=edits)
+        if keeps_rows(sql):
+            return Ruling(passed_over=_BY_ROWS, emptied=found.emptied)
     what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
     why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
     if source == kind:
         why = f"{kind} records a text as it was sent, which may hold more than DDL, and rows that come by themselves"
     raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
+
+
+def source_of(unit: ApplyUnit) -> str:
+    """Return of what kind the database is that a unit comes from, empty where nothing says so."""
+    return next((value for name, value in unit.metadata if name == "dbms_type"), "")
 
 
 def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName, ddl: str) -> DdlStopError:

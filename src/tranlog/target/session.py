@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tranlog.change import TableMap
+from tranlog.change import TableMap, TableName
 from tranlog.errors import TargetUnavailableError, TransientTargetError
 from tranlog.target.binding import Form, Row, TargetTable
 from tranlog.target.target import RefusedError, TargetKeys
@@ -96,14 +96,29 @@ class Session(Protocol):
     def keys(self, table: TableMap) -> TargetKeys | None:
         """Read what a table here holds its rows to, of which only the name is given; None: there is no such table."""
 
-    def lacks_create(self) -> str:
-        """Return the GRANT without which no table of ours can be made here; empty where one can."""
+    def references(self) -> list[tuple[TableName, TableName]]:
+        """Return the foreign keys that are checked in this session, (referring table, referred table)."""
+
+    def lacks_create(self, schema: str | None = None) -> str:
+        """Return the GRANTs without which no table of ours, or none in a schema, can be made here; empty where one can.
+
+        A schema that is not there has to be made too.
+        """
+
+    def lacks_alter(self, table: TableMap) -> str:
+        """Return what has to be run here before this user may alter a table that is here; empty for nothing."""
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """Yield a query's rows as of one moment, as the dialect's reader takes them, without holding them all.
 
         Nothing else runs on this session until the iteration ends or is closed.
         """
+
+    def hold_snapshot(self) -> None:
+        """Have all that is read from now on be of this moment, until the session is closed."""
+
+    def is_as_it_was(self, table: TableMap) -> bool:
+        """Whether the rows of a table that was read are still those of the held snapshot; True without one."""
 
     def end(self, identity: str) -> bool:
         """End the session that was named so, if it is still that one and is what others wait for; return whether."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import apsw
 
 from tranlog.affinity import affinity
-from tranlog.change import TableMap
+from tranlog.change import TableMap, TableName
 from tranlog.errors import TransientTargetError
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
@@ -257,8 +257,15 @@ class SqliteSession:
             why=why,
         )
 
-    def lacks_create(self) -> str:
+    def references(self) -> list[tuple[TableName, TableName]]:
+        return []  # none is checked
+
+    def lacks_create(self, schema: str | None = None) -> str:
         """Nothing: who may write the file may make tables."""
+        return ""
+
+    def lacks_alter(self, table: TableMap) -> str:
+        """Nothing, likewise."""
         return ""
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
@@ -266,6 +273,13 @@ class SqliteSession:
             yield from self._connection.execute(sql)
         except apsw.Error as exc:
             raise self._sorted(exc) from exc
+
+    def hold_snapshot(self) -> None:
+        self._execute("BEGIN")
+        self._execute("SELECT 1 FROM main.sqlite_schema LIMIT 1")  # which takes it
+
+    def is_as_it_was(self, table: TableMap) -> bool:
+        return True
 
     # --- other sessions ---
 

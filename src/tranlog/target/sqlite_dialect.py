@@ -95,6 +95,11 @@ def add_column(table: TableMap, index: int) -> str:
     return f"ALTER TABLE {quote(plain_name(table))} ADD COLUMN {quote(column.name)} {_column_type(column)}".rstrip()
 
 
+def rename_table(table: TableMap, to: TableMap) -> str:
+    """Return the statement that renames a table."""
+    return f"ALTER TABLE {quote(plain_name(table))} RENAME TO {quote(plain_name(to))}"
+
+
 def skip_triggers(statement: str) -> str:
     """Say why a trigger is neither made nor dropped here."""
     if _TRIGGER.match(statement):
@@ -366,6 +371,8 @@ SQLITE: Final = Dialect(
     one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),
     create_table=create_table,
     add_column=add_column,
+    column_type=lambda table, index: _column_type(table.columns[index]),
+    rename_table=rename_table,
     accepts=accepts,
     forms=SqliteForms(),
     selected=selected,

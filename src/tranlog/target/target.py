@@ -126,6 +126,28 @@ class LoadUnit(msgspec.Struct, frozen=True, kw_only=True):
     replace: bool = False
 
 
+OPEN: Final = "open"
+EQUAL: Final = "equal"
+DIFFERS: Final = "differs"
+NOT_JUDGED: Final = "not judged"
+
+
+class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The row of `tranlog_verify` of a table, `schema.table` as the source has it: what its last verification found.
+
+    `seqno` is the position of the snapshots, `token` the channel's that judges. `verdict`: OPEN while it is not known.
+    `detail` is JSON. `verified_through`: the last position at which the table was EQUAL, inclusive.
+    """
+
+    table: str
+    verify: str
+    seqno: Seqno
+    token: int
+    verdict: str = OPEN
+    detail: str = "{}"
+    verified_through: Seqno = NO_SEQNO
+
+
 class ApplyUnit(msgspec.Struct, frozen=True, kw_only=True):
     """One whole source transaction to apply. `changes()` gives its changes anew at each call, in order, streaming."""
 
@@ -137,6 +159,8 @@ class ApplyUnit(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Options
     changes: Callable[[], Iterator[Change]]
     load: LoadUnit | None = None
+    verdicts: tuple[VerdictRow, ...] = ()
+    """Of a verification that begins here: what is known of its tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +208,7 @@ class TargetPositions(Protocol):
 
     def ensure_tables(self, *, again: bool = False) -> None:
         """Make ready to keep positions, where that is still to be done; at a database: create tranlog_pipeline,
-        tranlog_channel, tranlog_shard, tranlog_left_out, tranlog_load and tranlog_plan.
+        tranlog_channel, tranlog_shard, tranlog_left_out, tranlog_load, tranlog_verify and tranlog_plan.
 
         The table in which statements that commit are noted, where the kind has one, is made anew beside positions
         only `again`, by an operator's wish: one that is missing there was dropped, with what it told.
@@ -271,6 +295,21 @@ class TargetPositions(Protocol):
     def store_loads(self, pipeline: str, states: Options) -> None:
         """Store how far tables are loaded, (table, state), in the open target transaction; `guarded` calls it."""
 
+    def read_verdicts(self, pipeline: str) -> list[VerdictRow]:
+        """Return what the last verification of each table found, by table."""
+
+    def begin_verdicts(self, pipeline: str, rows: Sequence[VerdictRow]) -> None:
+        """Store rows of a verification that begins, in the open target transaction; `guarded` calls it.
+
+        What a table was `verified_through` before stays.
+        """
+
+    def judge(self, pipeline: str, row: VerdictRow) -> None:
+        """Store a verdict in a target transaction of its own, if the row is still this verification's and OPEN.
+
+        EQUAL moves `verified_through` to its seqno.
+        """
+
     def read_plans(self, pipeline: str) -> dict[Seqno, str]:
         """Return the stored plans by the seqno from which they hold; `guarded` and `publish` store an Advance's.
 
@@ -330,6 +369,9 @@ class TargetRows(Protocol):
     def keys(self, table: TableName) -> TargetKeys | None:
         """Return what a table here holds its rows to; None where there is no such table."""
 
+    def references(self) -> list[tuple[TableName, TableName]]:
+        """Return the foreign keys that are checked here, (referring table, referred table), by their names here."""
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         """Delete the table's rows in the open target transaction, or, where not `replace`, look that it has none.
 
@@ -338,6 +380,13 @@ class TargetRows(Protocol):
 
     def create_table(self, table: TableMap) -> str:
         """Create the table, its schema too, where it is missing. Return what was run for it, empty if nothing was."""
+
+    def hold_snapshot(self) -> None:
+        """Have all that is read from now on be of this moment, until the target is closed; nothing can be written.
+
+        `read` raises TransientTargetError for a table that was emptied or altered since, where its rows are not there
+        any more.
+        """
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         """Yield the table's rows in the table map's column order, in no order, as of one moment, streaming.
@@ -414,4 +463,7 @@ class Target:
         applied = self.rows.write(units, advance, refused)
         for _, load in loads:
             self.positions.store_loads(advance.pipeline, load.states)
+        for unit in units:
+            if unit.verdicts:
+                self.positions.begin_verdicts(advance.pipeline, unit.verdicts)
         return applied

@@ -8,7 +8,8 @@ Source: tokumx-replication, "Collect Rollback Data".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,7 +18,9 @@ import typer
 
 from tranlog.errors import ConfigError
 from tranlog.listing import time_text
+from tranlog.payload import decode
 from tranlog.replication.acting.rollback import (
+    SavedTransaction,
     discard,
     read_operations,
     read_rollback,
@@ -26,8 +29,10 @@ from tranlog.replication.acting.rollback import (
 )
 from tranlog.replication.rules.syncup import Saved
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
+from tranlog.target.sql_text import NoSqlForm, SqlKind, script_head, transaction_script
 
 rollback_app = new_app(
     help="What rollbacks took out of a node's log.\n\n\b\nExample:\n  tranlog --conf a.toml rollback list"
@@ -102,18 +107,47 @@ def _lines(one: Saved) -> Iterator[str]:
 
 
 @rollback_app.command("export")
-def export(ctx: typer.Context, number: Number, directory: Directory = None) -> None:
+def export(
+    ctx: typer.Context,
+    number: Number,
+    directory: Directory = None,
+    sql: Annotated[SqlKind | None, typer.Option("--sql", help="SQL of this kind of database.")] = None,
+) -> int:
     """Print the transactions of a rollback, the oldest first, as lines of JSON from which they can be committed again.
 
     Each has its GTID, its event id, `ops` for people, and `payloads`: of each operation the payload in base64.
     docs/replication.md has a program that commits them.
 
+    With --sql it is a script for the database's own program. Of a transaction that has no such form the script has a
+    comment, which says why, and the exit code is 1.
+
     \b
     Example:
       tranlog --conf a.toml rollback export 0 > again.jsonl
+      tranlog --conf a.toml rollback export 0 --sql postgres > again.sql
     """
-    for one in read_transactions(_known(ctx, directory, number), number):
+    found = read_transactions(_known(ctx, directory, number), number)
+    if sql is not None:
+        return _print_script(found, sql)
+    for one in found:
         print_json(one)
+    return ExitCode.DONE
+
+
+def _print_script(found: Iterable[SavedTransaction], kind: SqlKind) -> int:
+    left_out = 0
+    print(script_head(kind))
+    for one in found:
+        changes = [change for payload in one.payloads for change in decode(payload).changes]
+        script = transaction_script(changes, kind)
+        print(f"-- {one.gtid} {json.dumps(one.event_id)}")
+        if isinstance(script, NoSqlForm):
+            left_out += 1
+            script = f"-- left out: {json.dumps(script.why, ensure_ascii=False)}"
+        print(script)
+    if left_out:
+        print(f"{left_out} transactions have no such form and are left out: `grep 'left out'`", file=sys.stderr)
+    return ExitCode.CHECK_FAILED if left_out else ExitCode.DONE
 
 
 @rollback_app.command("discard")

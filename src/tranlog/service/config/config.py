@@ -26,7 +26,7 @@ from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
 from tranlog.service.config.sections import NAMES, CaptureKeys, ConfigKey, GroupKeys, PipelineKeys, SourceKeys, keys_of
 from tranlog.source.kinds import SourceOptions, source_kind
-from tranlog.target.options import TargetOptions
+from tranlog.target.options import TargetOptions, default_ddl
 
 if TYPE_CHECKING:  # with it comes pydantic: only where a configuration is read
     from tranlog.service.config.reading import Reading
@@ -155,6 +155,7 @@ def made(reading: Reading) -> Config:
         **{"plan": plan, "filters": filters},
     )
     pipeline = PipelineOptions(**make.fields(PipelineKeys, "pipeline") | {"name": name}, apply=apply)
+    source = None if values.source is None else _source(make, service)
     config = Config(
         file=reading.file,
         service=service,
@@ -163,8 +164,8 @@ def made(reading: Reading) -> Config:
         group=_group(make, service),
         capture=make.options(CaptureOptions, "capture"),
         capture_ports=CaptureKeys(**make.fields(CaptureKeys, "capture")),
-        source=None if values.source is None else _source(make, service),
-        target=None if values.target is None else _target(make),
+        source=source,
+        target=None if values.target is None else _target(make, source),
         pipeline=pipeline,
         load=None if values.source is None else make.options(SourceKeys, "source").wanted,
     )
@@ -273,12 +274,14 @@ def _source(make: _Making, service: str) -> SourceOptions:
 
 
 def _group(make: _Making, service: str) -> GroupKeys:
-    group = GroupKeys(**make.fields(GroupKeys, "group"))
+    group: GroupKeys = make.options(GroupKeys, "group")
     return dataclasses.replace(group, name=group.name or service, node=group.node or socket.gethostname())
 
 
-def _target(make: _Making) -> TargetOptions:
+def _target(make: _Making, source: SourceOptions | None) -> TargetOptions:
     password = make.secret("target", "password")
     options: TargetOptions = make.options(TargetOptions, "target")
+    if source is not None and "ddl" not in make.values.target.model_fields_set:
+        options = dataclasses.replace(options, ddl=default_ddl(options.kind, source.kind))
     with make.naming("target"):
         return options.with_login(user=make.values.target.user, password=password)

@@ -1,0 +1,83 @@
+"""edits: which type a column here needs, to hold all that the source's does."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_target import table
+from tranlog.change import Column
+from tranlog.target.binding import TargetColumn
+from tranlog.target.dialect import Dialect
+from tranlog.target.edits import widened
+from tranlog.target.mariadb_dialect import MARIADB
+from tranlog.target.postgres_dialect import POSTGRES
+from tranlog.target.sqlite_dialect import SQLITE
+from tranlog.types import LogicalType
+
+INTEGER, DECIMAL, TEXT = LogicalType.INTEGER, LogicalType.DECIMAL, LogicalType.TEXT
+F32, F64, ANY = LogicalType.F32, LogicalType.F64, LogicalType.ANY
+
+
+def wider(dialect: Dialect, source: str, logical: LogicalType, here: str, *, retypes: bool = True) -> str:
+    """Ask for a column; its length is what stands in the parentheses of a text."""
+    length = source.partition("(")[2].partition(")")[0]
+    column = Column(
+        name="c",
+        source_type=source,
+        logical=logical,
+        unsigned="unsigned" in source,
+        length=int(length) if logical == TEXT and length else 0,
+    )
+    there = TargetColumn(name="c", type_name="", category="", declared=here, retypes=retypes)
+    return widened(dialect, table("t", column, key=()), 0, there)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "source", "logical", "here", "made"),
+    [
+        (POSTGRES, "bigint(20)", INTEGER, "integer", "bigint"),
+        (POSTGRES, "int(10) unsigned", INTEGER, "integer", "bigint"),
+        (POSTGRES, "bigint(20) unsigned", INTEGER, "bigint", "numeric(20)"),
+        (POSTGRES, "decimal(12,4)", DECIMAL, "numeric(10,2)", "numeric(12, 4)"),
+        (POSTGRES, "decimal(10,4)", DECIMAL, "numeric(10,2)", "numeric(12, 4)"),
+        (POSTGRES, "numeric", DECIMAL, "numeric(10,2)", "numeric"),
+        (POSTGRES, "varchar(40)", TEXT, "character varying(10)", "text"),
+        (POSTGRES, "double", F64, "real", "double precision"),
+        (MARIADB, "bigint", INTEGER, "int(11)", "bigint"),
+        (MARIADB, "character varying(40)", TEXT, "varchar(10)", "varchar(40)"),
+        (MARIADB, "text", TEXT, "varchar(10)", "longtext"),
+        (MARIADB, "numeric(12,4)", DECIMAL, "decimal(10,2)", "decimal(12,4)"),
+        (MARIADB, "double precision", F64, "float", "double"),
+        (MARIADB, "bigint unsigned", INTEGER, "int(10) unsigned", "bigint unsigned"),
+    ],
+)
+def test_a_column_here_needs_a_wider_type(
+    dialect: Dialect, source: str, logical: LogicalType, here: str, made: str
+) -> None:
+    assert wider(dialect, source, logical, here) == made
+    assert wider(dialect, source, logical, made) == ""  # and then it has it
+    assert wider(dialect, source, logical, here, retypes=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "source", "logical", "here"),
+    [
+        (POSTGRES, "int(11)", INTEGER, "integer"),
+        (POSTGRES, "int(11)", INTEGER, "bigint"),
+        (POSTGRES, "decimal(8,2)", DECIMAL, "numeric(10,2)"),
+        (POSTGRES, "varchar(40)", TEXT, "text"),
+        (POSTGRES, "float", F32, "double precision"),
+        (POSTGRES, "bigint(20)", INTEGER, "text"),
+        (POSTGRES, "bigint(20)", INTEGER, "a_domain"),
+        (POSTGRES, "INTEGER", ANY, "smallint"),
+        (MARIADB, "text", TEXT, "text"),
+        (MARIADB, "bigint(20)", INTEGER, "int(10) unsigned"),
+        (MARIADB, "int(10) unsigned", INTEGER, "int(11)"),
+        (MARIADB, "numeric", DECIMAL, "decimal(10,2)"),
+        (MARIADB, "numeric(80,2)", DECIMAL, "decimal(10,2)"),
+        (SQLITE, "bigint(20)", INTEGER, "INTEGER"),
+    ],
+)
+def test_a_column_here_stays_as_it_is(dialect: Dialect, source: str, logical: LogicalType, here: str) -> None:
+    """It holds all that; or none is known that does; or SQLite says it, whose columns hold numbers of any size."""
+    assert wider(dialect, source, logical, here) == ""
