@@ -8,7 +8,8 @@ it; each of them is serial.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from collections.abc import Iterable
+from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -25,6 +26,7 @@ FOR: Final = "for"
 """Metadata name; its value is the pipeline that the load is for, or `*`."""
 _STEP: Final = "load_step"
 
+NameT = TypeVar("NameT", TableName, str)
 Key: TypeAlias = tuple[int | bytes | UUID, ...]
 """The values of a row's primary key, in the key's order."""
 
@@ -137,6 +139,24 @@ def parents_first(tables: list[TableMap]) -> list[TableMap]:
         for name in free or [next(iter(left))]:
             ordered.append(left.pop(name))
     return ordered
+
+
+def joined(tables: Iterable[NameT], references: Iterable[tuple[NameT, NameT]]) -> set[NameT]:
+    """Return tables, and all that foreign keys join to them either way, through others too.
+
+    `references`: (referring table, referred table).
+    """
+    beside: dict[NameT, list[NameT]] = {}
+    for one, other in references:
+        beside.setdefault(one, []).append(other)
+        beside.setdefault(other, []).append(one)
+    found, left = set[NameT](), list(tables)
+    while left:
+        table = left.pop()
+        if table not in found:
+            found.add(table)
+            left += beside.get(table, ())
+    return found
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,17 +19,19 @@ from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
 from tranlog.change import Fragment, TableMap
 from tranlog.errors import ConfigError, TargetTableError
+from tranlog.ids import Seqno
 from tranlog.loads import LoadChunk, mark_of
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.payload import decode
 from tranlog.pipeline.applying.task import TaskEnd
-from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.pipeline.rules.progress import ChannelStats
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.tables import SqliteTables
 from tranlog.target.options import TargetOptions, open_target
 
-ONE, TWO = ShardPlan(channels=1), ShardPlan(channels=2)
+ONE, TWO, WRITES = ShardPlan(channels=1), ShardPlan(channels=2), ShardPlan(channels=3, by=ShardBy.WRITES)
 
 
 class Job:
@@ -136,7 +138,7 @@ def run_capture(job: Job, choose: random.Random, *, dies_after: int | None = Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("plan", [ONE, TWO], ids=["one channel", "two"])
+@pytest.mark.parametrize("plan", [ONE, TWO, WRITES], ids=["one channel", "two", "write sets"])
 def test_rows_from_before_capture_come_while_writers_go_on(job: Job, plan: ShardPlan) -> None:
     Log.open(job.log, source_id="shop").close()
     with connect(job.source) as db:  # so that a chunk has several fragments
@@ -148,6 +150,13 @@ def test_rows_from_before_capture_come_while_writers_go_on(job: Job, plan: Shard
     catch_up(job)
     assert job.apply(plan) == []
     job.check()
+    if plan is WRITES:
+        target = open_target(job.target)
+        reasons = ChannelStats.parse(target.positions.read_channels("p")[0].stats).reasons
+        target.close()
+        with LogReader.open(job.log) as reader:
+            steps = [at for at in range(reader.range().last_seqno + 1) if mark_of(reader.payload(Seqno(at)).metadata)]
+        assert reasons["a step of a load"] == len(steps) > 5, "none of them begins a plan"
 
 
 def catch_up(job: Job) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fix_mariadb_source import Follower
@@ -26,7 +27,9 @@ from tranlog.service.commands.cli import main
 from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.postgres import PostgresSourceOptions
+from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.target import BehindError, Target
 from tranlog.testing.servers import Address, MariaDbServer, PostgresServer, free_port
 
 pytestmark = pytest.mark.integration
@@ -290,6 +293,15 @@ def grants(remedy: str, user: str) -> list[str]:
     return [one.replace("<user>", user) for one in statements(remedy)]
 
 
+def follow(target: Target, table: TableMap) -> None:
+    """Have a table made or altered, as its first row does."""
+    assert isinstance(target.rows, SqlRows)
+    with pytest.raises(BehindError) as behind:
+        target.rows.bind(table, None)
+    behind.value.follow()
+    target.rows.bind(table, None)
+
+
 def test_rights_at_a_postgresql_target(server: MariaDbServer, postgres_database: str, postgres: Address) -> None:
     """Of a user without any: to make our tables, and to write into the tables that are there."""
     role, table = postgres_database + "_role", item_table(server)
@@ -318,6 +330,15 @@ def test_rights_at_a_postgresql_target(server: MariaDbServer, postgres_database:
             target.rows.discard()
             with pytest.raises(TargetTableError, match="column name is missing"):
                 target.rows.check_table(table)
+        with closing(open_target(TargetOptions(kind="postgres", dsn=dsn, ddl="follow"))) as target:
+            other = msgspec.structs.replace(table, schema="other")
+            for one, told in ((table, "may not alter it"), (other, "may not make it")):
+                with pytest.raises(TargetTableError, match=told) as refused:
+                    target.rows.check_table(one)
+                for change in grants(refused.value.remedy, role):
+                    postgres.execute(change, database=postgres_database)
+                target.rows.check_table(one)
+                follow(target, one)
     finally:
         postgres.execute(f"DROP OWNED BY {role}", database=postgres_database)
         postgres.execute(f"DROP ROLE {role}")
@@ -355,6 +376,19 @@ def test_rights_at_a_mariadb_target(
             target.positions.check_rights()
             assert compare_clocks(SystemClock(), target.positions.now_ms).severity is Severity.FINE
             assert compare_clocks(Shifted(), target.positions.now_ms).severity is Severity.WARNING
+        execute("ALTER TABLE shop.item DROP COLUMN name")
+        following = replace(options, ddl="follow")
+        for one, told in (
+            (table, "may not alter it"),
+            (msgspec.structs.replace(table, table="more"), "may not make it"),
+        ):
+            with closing(open_target(following)) as target, pytest.raises(TargetTableError, match=told) as refused:
+                target.rows.check_table(one)
+            for change in grants(refused.value.remedy, f"{user}@'127.0.0.1'"):
+                execute(change)
+            with closing(open_target(following)) as target:
+                target.rows.check_table(one)
+                follow(target, one)
         execute("SET GLOBAL read_only = 1")
         with pytest.raises(TargetUnavailableError, match="read-only"):
             positions()
@@ -390,6 +424,9 @@ dir = "log"
 kind = "postgres"
 dsn = "{postgres.dsn(postgres_database)}"
 """)
+    assert main(["--conf", str(file), "doctor", "--json"]) == 0  # they are made by their first row
+    capsys.readouterr()
+    file.write_text(file.read_text() + 'ddl = "stop"\n')
     assert main(["--conf", str(file), "doctor", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     wrong = [one for one in found["findings"] if one["severity"] == "wrong"]

@@ -391,6 +391,25 @@ def _stop_at_its_end(capture: Capture, log_dir: str, writers: list[threading.Thr
 
 
 @pytest.mark.integration
+def test_a_table_that_was_read_whole_is_locked_no_more(place: Place) -> None:
+    """Its rows are those of the snapshot, and who drops it waits for nobody; a MariaDB lets go with the snapshot."""
+    place.fill(20)
+    source = place.source()
+    assert isinstance(source, LoadableSource)
+    source.start(None)
+    with contextlib.closing(source):
+        while isinstance(snapshot := source.snapshot(), SnapshotWait):
+            time.sleep(0.01)
+        with contextlib.closing(snapshot):
+            table = snapshot.table((place.schema(), "whole"))
+            assert table is not None
+            found = list(snapshot.rows(table))
+            assert len(found) == len(list(snapshot.rows(table))) >= 20
+            if not isinstance(place, MariadbPlace):
+                place.drop()
+
+
+@pytest.mark.integration
 def test_a_table_without_snapshots_is_named_and_the_others_are_loaded(
     mariadb: MariaDbAddress, mariadb_database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,6 +430,12 @@ def test_a_table_without_snapshots_is_named_and_the_others_are_loaded(
     assert f"{mariadb_database}.plain" in caplog.text and "MyISAM" in caplog.text
 
 
+def skip_what_counts_on(server: MariaDbAddress, file: str, offset: int) -> None:
+    """Skip a test at a server that counts GTIDs over an event beyond the limit, as 11.8 does."""
+    if server.execute(f"SELECT BINLOG_GTID_POS('{file}', {offset})") != [(None,)]:
+        pytest.skip("this server counts GTIDs over an event beyond max_allowed_packet")
+
+
 @pytest.mark.integration
 def test_an_event_beyond_the_packet_s_limit_keeps_no_load_away(mariadb: MariaDbAddress, mariadb_database: str) -> None:
     """The server cannot count the GTIDs up to a place after it; an updated row has two images in its event."""
@@ -420,7 +445,7 @@ def test_an_event_beyond_the_packet_s_limit_keeps_no_load_away(mariadb: MariaDbA
     mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
     try:
         ((file, offset, *_),) = mariadb.execute("SHOW MASTER STATUS")
-        assert mariadb.execute(f"SELECT BINLOG_GTID_POS('{file}', {offset})") == [(None,)]
+        skip_what_counts_on(mariadb, file, offset)
         snapshot = MariadbSnapshot(mariadb_options(mariadb, databases=(mariadb_database,)))
         table = snapshot.table((mariadb_database, "t"))
         assert table is not None
@@ -446,7 +471,7 @@ def test_beyond_the_packet_s_limit_a_busy_server_begins_another_file(
     mariadb.execute("CREATE TABLE w (id INT AUTO_INCREMENT PRIMARY KEY)", database=mariadb_database)
     mariadb.execute("INSERT INTO t VALUES (1, REPEAT('x', 3000000))", database=mariadb_database)
     ((before,),) = mariadb.execute("SELECT @@global.max_allowed_packet")
-    ((file, *_),) = mariadb.execute("SHOW MASTER STATUS")
+    ((file, offset, *_),) = mariadb.execute("SHOW MASTER STATUS")
     mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
     stopped = threading.Event()
 
@@ -461,6 +486,7 @@ def test_beyond_the_packet_s_limit_a_busy_server_begins_another_file(
     writers = [threading.Thread(target=write) for _ in range(4)]
     options = mariadb_options(mariadb, databases=(mariadb_database,))
     try:
+        skip_what_counts_on(mariadb, file, offset)
         for writer in writers:
             writer.start()
         with pytest.raises(SourceSetupError, match="may not begin another file") as refused:
@@ -476,7 +502,8 @@ def test_beyond_the_packet_s_limit_a_busy_server_begins_another_file(
     finally:
         stopped.set()
         for writer in writers:
-            writer.join()
+            if writer.ident is not None:
+                writer.join()
         mariadb.execute(f"SET GLOBAL max_allowed_packet = {before}")
         mariadb.execute(f"DROP USER {user}@'%'")
     assert snapshot.position.file > file

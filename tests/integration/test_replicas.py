@@ -345,6 +345,8 @@ def test_a_column_that_moves_by_itself_has_the_source_s_value(run: Run, replicas
 
 
 ANY_MODE = "SET sql_mode = ''"
+GENERATED_ALONE = "DELETE FROM t LIMIT 1"
+"""From 11.8 on the image of such a row is empty: how many there were, nobody can tell."""
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ ANY_MODE = "SET sql_mode = ''"
             [
                 "CREATE TABLE t (a INT AS (1) STORED)",
                 "INSERT INTO t VALUES (DEFAULT), (DEFAULT)",
-                "DELETE FROM t LIMIT 1",
+                GENERATED_ALONE,
                 "CREATE TABLE k (a INT, b INT AS (a + 1) STORED)",
                 "INSERT INTO k (a) VALUES (1), (1)",
                 "DELETE FROM k LIMIT 1",
@@ -441,7 +443,8 @@ ANY_MODE = "SET sql_mode = ''"
 )  # fmt: skip
 def test_rows_go_in_as_the_source_has_them(run: Run, replicas: Replicas, database: str, statements: list[str]) -> None:
     """The same kind and columns: the same bytes, whatever a strict session says; verify reads them so."""
-    assert run(*statements) == []
+    empty = replicas.source.execute("SELECT @@version >= '11.8'") == [(1,)]
+    assert run(*[one for one in statements if not (empty and one is GENERATED_ALONE)]) == []
     tables = MariadbTables(MariadbSourceOptions(port=replicas.source.port, databases=(database,)))
     target = open_target(TargetOptions(kind="mariadb", dsn=replicas.target.dsn(OWN_DATABASE)))
     try:

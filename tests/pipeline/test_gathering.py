@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fix_pipeline import SqliteTarget, Workload, take, write_log
 from tranlog.clock import SystemClock
-from tranlog.errors import LogMissingError, TargetUnavailableError
+from tranlog.errors import LogMissingError, PayloadError, TargetUnavailableError
+from tranlog.ids import Seqno
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules import loading
 from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.loading import TableLoad
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import Status, at, picked
 from tranlog.pipeline.status.view import needed_for
+from tranlog.table_notes import WHOLE, TableNote, stored
+from tranlog.target.options import open_target
+from tranlog.target.target import DIFFERS, EQUAL, OPEN, VerdictRow
 
 
 @pytest.fixture
@@ -35,6 +43,45 @@ def test_what_can_be_read_is_there(options: ApplyOptions) -> None:
     assert status.pipeline.lag is not None and status.pipeline.lag.seqnos == 5
     assert [one.behind for one in status.pipeline.channels] == [5, 5]
     assert (status.process, status.in_state_ms, status.uptime_ms, status.relative_latency_ms) == (None,) * 4
+
+
+def test_what_the_target_holds_back_is_said(options: ApplyOptions) -> None:
+    """`ddl_loss = "hold"`: "`tranlog status` names them"; a row that nobody can read is a problem, and no end."""
+    with closing(open_target(options.target)) as target:
+        note = TableNote().with_dropped("n", 3).with_dropped(WHOLE, 4).with_retyped("m", 5)
+        load = TableLoad(schema="main", table="t", load="1")
+        loads = loading.stored({}, {("main", "t"): load})
+        target.positions.store_loads("p", (stored(("main", "t"), note), *loads))
+        status = look(options)
+        assert status.problems == {} and status.pipeline is not None
+        assert status.pipeline.notes == (
+            "main.t: column n was dropped at the source at seqno 3, and stays here",
+            "main.t was dropped at the source at seqno 4, and stays here",
+            "main.t: column m has a narrower type at the source since seqno 5, and not here",
+        )
+        target.positions.store_loads("p", ((stored(("main", "t"), note)[0], "harmed"),))
+        assert isinstance(look(options).problems["target"], PayloadError)
+
+
+def test_how_far_tables_are_verified_is_said(options: ApplyOptions) -> None:
+    """The last verdict on each, and up to where it was equal before that."""
+    with closing(open_target(options.target)) as target:
+        assert look(options).pipeline.verdicts == ()  # type: ignore[union-attr]
+        for verify, seqno, verdicts in (("1", 3, (EQUAL, EQUAL, EQUAL)), ("2", 5, (EQUAL, DIFFERS, OPEN))):
+            for table, verdict in zip("abc", verdicts, strict=True):
+                row = VerdictRow(table=f"s.{table}", verify=verify, seqno=Seqno(seqno), token=1)
+                target.positions.begin_verdicts("p", [row])
+                if verdict != OPEN:
+                    target.positions.judge("p", msgspec.structs.replace(row, verdict=verdict))
+        target.positions.begin_verdicts("p", [VerdictRow(table="s.d", verify="2", seqno=Seqno(5), token=1)])
+    pipeline = look(options).pipeline
+    assert pipeline is not None
+    assert [(one.table, one.verdict, one.seqno, one.verified_through) for one in pipeline.verdicts] == [
+        ("s.a", EQUAL, 5, 5),
+        ("s.b", DIFFERS, 5, 3),
+        ("s.c", OPEN, 5, 3),
+        ("s.d", OPEN, 5, -1),
+    ]
 
 
 def test_without_the_log_there_are_positions_and_no_lag(options: ApplyOptions, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from tranlog.source.mariadb.events import (
 )
 from tranlog.source.mariadb.fragments import FragmentMaker
 from tranlog.source.mariadb.groups import GroupAssembler
+from tranlog.source.mariadb.lone_tables import LoneTables
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids, parse_start
 from tranlog.source.mariadb.rows import rows_decoder
 from tranlog.source.mariadb.transaction import SourceTransaction
@@ -154,7 +155,7 @@ def carry() -> Callable[[Iterable[bytes]], int]:
     """From chunks off the wire to fragments, as the source does it; returns how many transactions came through."""
     options = MariadbSourceOptions(source_id="db", host="nowhere", user="u", statements="record", fragment_bytes=2000)
     catalog: Any = CatalogOfNothing()
-    captured = CapturedTables(options, catalog, catalog)
+    captured = CapturedTables(options, catalog, catalog, LoneTables(catalog, catalog))
     captured.learn()
     maker = FragmentMaker(options, captured, catalog)
 

@@ -170,3 +170,8 @@ def test_form_and_levels_come_by_option_and_by_variable(
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("tranlog 0.")
+
+
+def test_asyncios_warnings_of_lost_connections_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("asyncio", logging.WARNING, "socket.send() raised exception."), ("asyncio", logging.ERROR, "a task failed")
+    assert [json.loads(line)["event"] for line in said(capsys, *lines, levels=None)] == ["a task failed"]

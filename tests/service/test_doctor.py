@@ -158,6 +158,36 @@ def test_room_on_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_tables_that_run_alone_by_write_sets_are_named_with_what_mends_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tranlog.toml").write_text(CONFIG + '[shards]\nby = "writes"\nindependent_triggers = ["audit"]\n')
+    with connect("source.db") as db:
+        db.execute("CREATE TABLE notes(n)")
+        db.execute("CREATE TABLE codes(id INTEGER PRIMARY KEY, code)")
+        db.execute("CREATE TABLE counts(id INTEGER PRIMARY KEY, n)")
+    assert main(["capture", "--once"]) == 0
+    with apsw.Connection("target.db") as db:
+        db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n); CREATE TABLE notes(n)")
+        db.execute("CREATE TABLE codes(id INTEGER PRIMARY KEY, code UNIQUE)")
+        db.execute("CREATE TABLE counts(id INTEGER PRIMARY KEY, n)")
+        db.execute("CREATE TRIGGER audit AFTER INSERT ON items BEGIN SELECT 1; END")
+        db.execute("CREATE TRIGGER count_up AFTER INSERT ON counts BEGIN UPDATE items SET n = n + 1; END")
+    main(["doctor", "--json"])
+    findings = json.loads(capsys.readouterr().out.splitlines()[-1])["findings"]
+    told = {one["text"]: one["remedy"] for one in findings if one["subject"] == "by writes"}
+    assert list(told) == [
+        "main.codes runs alone: a key of the target that the source does not have",
+        "main.counts runs alone: trigger count_up",
+        "main.notes runs alone: without a key",
+    ]
+    assert "independent_triggers" in told["main.counts runs alone: trigger count_up"]
+    with apsw.Connection("target.db") as db:
+        db.execute("DROP TRIGGER count_up; DROP TABLE notes; DROP TABLE codes")
+    assert doctor(capsys, wrong=0)["target", "by writes"]["text"] == "no table of 2 runs alone"
+
+
+@pytest.mark.long
 def test_java(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """None, one that is too old, and one that does."""
     home = folder / "java"

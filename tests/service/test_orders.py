@@ -150,7 +150,7 @@ def test_flush_and_check(shop: Shop, told: Tell) -> None:
     )
     shop.source.execute("UPDATE item SET note = 'not captured' WHERE id = 3")
     found = json.loads(told("check --json --timeout 1", code=1))
-    assert found == {"seqno": 25, "applied": True, "differing": ["main.item"]}
+    assert found == {"seqno": 25, "applied": True, "differing": ["main.item"], "waiting": {}}
 
 
 def test_check_sees_what_the_filters_leave(shop: Shop, told: Tell) -> None:
@@ -162,7 +162,7 @@ def test_check_sees_what_the_filters_leave(shop: Shop, told: Tell) -> None:
     target.close()
     shop.start(filters=(Rename(table="main.item", to="goods"),))
     told("online")
-    assert json.loads(told("check --json")) == {"seqno": 20, "applied": True, "differing": []}
+    assert json.loads(told("check --json")) == {"seqno": 20, "applied": True, "differing": [], "waiting": {}}
 
 
 @pytest.mark.parametrize(

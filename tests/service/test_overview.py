@@ -12,6 +12,7 @@ import pytest
 from tranlog.errors import LogError, TargetError
 from tranlog.ids import Epoch, Seqno
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.by_writes import WritesPlan
 from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, Lag, ShardCount, Waiting
 from tranlog.pipeline.rules.states import OperationState, PendingError, State
 from tranlog.pipeline.status.status import (
@@ -78,6 +79,7 @@ def at(
     state: OperationState = ONLINE,
     process: str = "here pid 1",
     in_flight: Mapping[int, InFlight] | None = None,
+    notes: tuple[str, ...] = (),
     **more: Any,
 ) -> Overview:
     resting = state.state.resting
@@ -87,6 +89,7 @@ def at(
         running=not resting,
         channels=channels(*rows, running=not resting, committed_seqno=committed, in_flight=in_flight),
         lag=Lag(seqnos=1, ms=70),
+        notes=notes,
     )
     given: dict[str, Any] = {
         "service": "shop",
@@ -103,6 +106,11 @@ def at(
 
 def doings(before: Overview | None, now: Overview) -> dict[int, Doing]:
     return {one.channel: one.doing for one in pace(before, now).channels}
+
+
+def test_what_is_noted_of_tables_is_told() -> None:
+    notes = ("s.t waits for a load since the gap of seqno 8",)
+    assert at(10, row(0, 50), notes=notes).notes == notes
 
 
 def test_what_each_channel_does() -> None:
@@ -219,6 +227,25 @@ def test_status_tells_it_too() -> None:
     assert [one.waitsFor for one in tasks(*rows)] == ["", "channel 0 to apply serial seqno 10"]
     assert [one.waitsFor for one in tasks(*rows, running=False)] == ["", ""]
     assert [one.state for one in tasks(*rows, running=None)] == ["NONE", "NONE"]
+
+
+def test_what_channels_did_by_write_sets() -> None:
+    rows = (
+        row(0, 9, transactions=90, depended=20, held=5, wait_ms=1_500, serial=3),
+        row(1, 9, transactions=110, depended=40, held=3),
+    )
+    pipeline = PipelineState(
+        options=OPTIONS, running=True, channels=channels(*rows), writes=WritesPlan(from_seqno=Seqno(0), channels=2)
+    )
+    told = at(10, pipeline=pipeline).writes
+    assert told == "by write sets: 30.0% depended on another channel, 4.0% waited, 1.5 s; 1.5% ran alone"
+    reasons = ChannelStats(reasons={"shop.t: without a key": 2, "a statement": 1}).text(
+        Counters(transactions=4, serial=3, missed=1)
+    )
+    one = replace(rows[0], stats=reasons)
+    told = at(10, pipeline=replace(pipeline, channels=channels(one))).writes
+    assert told.endswith("75.0% ran alone, 2 of them: shop.t: without a key; 1 missed dependencies")
+    assert at(10, *rows).writes == ""
 
 
 def test_a_task_says_what_it_does() -> None:

@@ -329,3 +329,20 @@ def test_loads_are_told_below_the_head() -> None:
     lines = plain(Shown(now=now))
     assert lines[4] == now.loads[0]
     assert now.loads[0] in "\n".join(line.plain for line in screen(Shown(now=now), Size(100, 30)))
+
+
+def test_tables_that_wait_for_a_load_are_told_below_the_loads() -> None:
+    """docs/operations.md, "A gap of some tables": all in plain text, a terminal shows the first."""
+    text = "waits for a load since the gap of seqno 8 (why), and its changes are passed over: tranlog load --replace"
+    now = overview(loads=("load 7: waits for capture",), notes=tuple(f"s.t{n} {text}" for n in range(5)))
+    lines = plain(Shown(now=now))
+    assert lines[4:10] == [*now.loads, *now.notes]
+    shown = [line.plain for line in screen(Shown(now=now), Size(140, 30))]
+    assert shown[4:9] == [*now.loads, *now.notes[:3], "and 2 more tables: tranlog status"]
+
+
+def test_what_channels_did_by_write_sets_is_told_below_the_head() -> None:
+    now = overview(*FOUR, writes="by write sets: 30.0% depended on another channel, 4.0% waited, 1.2 s; 0.1% ran alone")
+    lines = plain(Shown(now=now))
+    assert lines[4] == now.writes
+    assert "by write sets" not in "\n".join(plain(SHOWN))

@@ -42,7 +42,7 @@ from tranlog.service.process.operating import Capturing, capture_endpoint
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.target.options import TargetOptions
-from tranlog.target.target import ChannelRow, PipelineRow
+from tranlog.target.target import DIFFERS, EQUAL, OPEN, ChannelRow, PipelineRow, VerdictRow
 
 AT = 1309533317000
 
@@ -202,6 +202,23 @@ def test_the_human_form_tells_all_parts() -> None:
         "waits for channel 0 at seqno 18",
     ):
         assert told in shown, shown
+
+
+def test_up_to_where_tables_are_verified() -> None:
+    """Those that are equal in one line, each other with what its last verification found."""
+    verdicts = [
+        VerdictRow(table=f"s.{name}", verify="2", seqno=Seqno(9), token=1, verdict=verdict, verified_through=Seqno(to))
+        for name, verdict, to in (("a", EQUAL, 9), ("b", EQUAL, 7), ("c", DIFFERS, 5), ("d", OPEN, -1))
+    ]
+    status = status_of(None, log_state(), replace(pipeline_state(17), verdicts=tuple(verdicts)))
+    shown = list(status_lines(status))
+    first = shown.index("          2 tables verified through seqno 7")
+    assert shown[first + 1 : first + 3] == [
+        "          s.c: differs at seqno 9, verified through seqno 5",
+        "          s.d: no verdict yet at seqno 9, never equal before",
+    ]
+    verified = json.loads(json_line(status_json(status)))["pipeline"]["verified"]
+    assert verified[2] == {"table": "s.c", "verdict": "differs", "seqno": 9, "verified_through": 5}
 
 
 def test_who_writes_a_log_is_seen_without_taking_its_lock(tmp_path: Path) -> None:
@@ -380,8 +397,8 @@ def test_the_json_form_has_its_keys_in_their_order(
     )
     assert " ".join(told["log"]["holds"][0]) == "name restart_seqno written_at"
     assert " ".join(told["pipeline"]) == (
-        "pipeline target running state slots troubles error notes holder shard_rule stop_at_seqno restart_seqno "
-        "lag_seqnos lag_ms transactions_per_s changes_per_s channels shards"
+        "pipeline target running state slots troubles error notes holder verified shard_rule stop_at_seqno "
+        "restart_seqno lag_seqnos lag_ms transactions_per_s changes_per_s channels shards"
     )
     assert " ".join(told["pipeline"]["channels"][0]) == (
         "channel applied_seqno epoch event_id tstamp updated_at behind transactions_per_s counters in_flight"

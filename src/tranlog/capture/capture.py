@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from tranlog.capture.holder import holder_of
 from tranlog.capture.loading import Loading
+from tranlog.capture.verifying import Summing, Verifying
 from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_BATCH_S = 2.0
 """A disk that stood still for a minute is no reason to show nothing for another."""
 _CHUNK_POLL_S = 0.02
-"""Seconds that a wait for the source lasts while a load's snapshot is open."""
+"""Seconds that a wait for the source lasts while a snapshot is open."""
 _EXPIRE_EVERY_S = 60.0
 """How often the log is asked to close and give up what is old enough."""
 
@@ -103,10 +104,14 @@ class Capture:
         options: CaptureOptions | None = None,
         clock: Clock | None = None,
         take_source: bool = False,
+        summing: Summing | None = None,
+        load: tuple[str, ...] | None = None,
     ) -> None:
         """Bring them together; nothing is read or claimed before the first run.
 
-        `take_source`: a source that another log has claimed becomes this one's.
+        `take_source`: a source that another log has claimed becomes this one's. `summing`: by which tables are
+        verified at a position; None: none are. `load`: tables, () for all, None for none, that are loaded again by
+        themselves after a gap.
         """
         self._options = options if options is not None else CaptureOptions()
         self._options.check()
@@ -120,7 +125,8 @@ class Capture:
         self._batch_transactions = 0
         self._batch_fragments = 0
         self._batch_bytes = 0
-        self._loading = Loading(source, log, self._clock)
+        self._loading = Loading(source, log, self._clock, load)
+        self._verifying = Verifying(source, log, self._clock, summing)
         self._heartbeats: deque[str] = deque()
         self._in_flight: PartRead | None = None
         self.begun = False
@@ -148,13 +154,19 @@ class Capture:
         stop = self._stop if stop is None else stop
         self._begin()
         looked = self._clock.monotonic()
-        while not (stop.is_set() or self._stop.is_set()):
-            self._take(self._source.read(_CHUNK_POLL_S if self._loading.waits else self._options.poll_s), stop)
-            self._beat()
-            self._loading.turn()
-            if self._clock.monotonic() - looked >= _EXPIRE_EVERY_S:  # also while nothing comes
-                looked = self._clock.monotonic()
-                self._log.expire()
+        try:
+            while not (stop.is_set() or self._stop.is_set()):
+                self._take(self._source.read(_CHUNK_POLL_S if self._waits else self._options.poll_s), stop)
+                self._beat()
+                if not self._loading.waits:  # a source takes one snapshot at a time
+                    self._verifying.turn()
+                if not self._verifying.waits:
+                    self._loading.turn()
+                if self._clock.monotonic() - looked >= _EXPIRE_EVERY_S:  # also while nothing comes
+                    looked = self._clock.monotonic()
+                    self._log.expire()
+        finally:
+            self._verifying.drop()
         return self._status
 
     def catch_up(self, *, wait_s: float = 0.0) -> CaptureStatus:
@@ -165,12 +177,23 @@ class Capture:
         """
         self._begin()
         before = -1
-        while before != self._status.transactions and not self._stop.is_set():
-            before = self._status.transactions
-            self._take(self._source.read(wait_s), self._stop)
-            while self._loading.goes_on() and not self._stop.is_set():
-                self._take(self._source.read(_CHUNK_POLL_S), self._stop)
+        try:
+            while before != self._status.transactions and not self._stop.is_set():
+                before = self._status.transactions
+                self._take(self._source.read(wait_s), self._stop)
+                while self._goes_on() and not self._stop.is_set():
+                    self._take(self._source.read(_CHUNK_POLL_S), self._stop)
+        finally:
+            self._verifying.drop()
         return self._status
+
+    def _goes_on(self) -> bool:
+        loads = not self._verifying.waits and self._loading.goes_on()
+        return loads or self._verifying.goes_on()
+
+    @property
+    def _waits(self) -> bool:
+        return self._loading.waits or self._verifying.is_near
 
     def heartbeat(self, name: str) -> None:
         """Have a heartbeat appended after the transaction at hand: an empty transaction with this name.
@@ -231,8 +254,10 @@ class Capture:
         began = clock.monotonic()
         try:
             for fragment in fragments:
-                if not parts and self._loading.is_due(fragment.event_id):
-                    self._append_chunk()
+                if not parts:
+                    self._append_due(fragment.event_id)
+                if fragment.last and fragment.tables is None:
+                    self._loading.note_gap(fragment)
                 log.append(fragment)
                 parts += 1
                 size += len(fragment.payload)
@@ -270,7 +295,19 @@ class Capture:
             log.abandon_open()
         if self._batch_last is not None:
             self._commit()
-        if not parts and self._loading.is_due(None):
+        if not parts:
+            self._append_due(None)
+
+    def _append_due(self, event_id: str | None) -> None:
+        """Append what belongs to a snapshot that the stream has reached: before the transaction of this event id.
+
+        None: a read has ended.
+        """
+        if self._verifying.is_due(event_id):
+            if self._batch_last is not None:
+                self._commit()
+            self._verifying.append()
+        if self._loading.is_due(event_id):
             self._append_chunk()
 
     def _append_chunk(self) -> None:

@@ -7,22 +7,20 @@ that each file has one writer.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
+from tranlog.capture.request_files import read_all, read_json, remove, write_beside, write_first
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import ConfigError, DiskFailedError
+from tranlog.errors import ConfigError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.loads import ANY_PIPELINE, LoadProgress
-from tranlog.log.files.directory import join, replace_file
+from tranlog.log.files.directory import join
 
 LOADS_DIR: Final = "loads"
 _SUFFIX: Final = ".json"
 _ORDER: Final = ".order"
-FormT = TypeVar("FormT", bound=msgspec.Struct)
-_BYTES_MAX: Final = 64 << 20
 
 
 class LoadOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +35,8 @@ class LoadOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A load that is wanted. `tables`: `schema.table` of each, () for all; `since`: no step of it is before this seqno.
+    """A load that is wanted. `tables`: `schema.table` of each, () for all; `joined`: and those that the source's
+    foreign keys join to them. `since`: no step of it is before this seqno.
 
     `progress` is how far it was at `since`. `waits_for`: transactions that the source's snapshot waits for, as text.
     `rows_there`: about how many rows the tables have in all, 0 where the source does not know; `rows_per_s`: how fast
@@ -48,6 +47,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     load: str
     pipeline: str = ANY_PIPELINE
     tables: tuple[str, ...] = ()
+    joined: bool = False
     replace: bool = False
     asked_at: int
     since: Seqno = NO_SEQNO
@@ -61,52 +61,23 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_requests(log_dir: str, disk: Disk = OS_DISK) -> list[LoadRequest]:
     """Return the loads that are wanted, in the order of their ids. Raises DiskFailedError, naming the file."""
-    folder = join(log_dir, LOADS_DIR)
-    found = []
-    for name in sorted(disk.list_dir(folder)) if disk.exists(folder) else ():
-        if name.endswith(_SUFFIX) and (request := _read(join(folder, name), LoadRequest, disk)) is not None:
-            order = read_order(log_dir, request.load, disk)
-            found.append(msgspec.structs.replace(request, order=order))
-    return found
+    found = read_all(join(log_dir, LOADS_DIR), _SUFFIX, LoadRequest, disk)
+    return [msgspec.structs.replace(one, order=read_order(log_dir, one.load, disk)) for one in found]
 
 
 def read_order(log_dir: str, load: str, disk: Disk = OS_DISK) -> LoadOrder:
     """Return what an operator wants of a load. Raises DiskFailedError, naming the file."""
-    return _read(_path(log_dir, load, _ORDER), LoadOrder, disk) or LoadOrder()
-
-
-def _read(path: str, form: type[FormT], disk: Disk) -> FormT | None:
-    try:
-        with contextlib.closing(disk.open(path)) as file:
-            return msgspec.json.decode(file.pread(_BYTES_MAX, 0), type=form)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as exc:
-        raise DiskFailedError(path=path, why=f"the request of a load cannot be read: {exc}") from exc
+    return read_json(_path(log_dir, load, _ORDER), LoadOrder, disk) or LoadOrder()
 
 
 def write_request(log_dir: str, request: LoadRequest, disk: Disk = OS_DISK) -> None:
     """Write a request, durable. Raises DiskFailedError."""
-    folder = join(log_dir, LOADS_DIR)
-    try:
-        if not disk.exists(folder):
-            disk.make_dir(folder)
-            disk.sync_dir(log_dir)
-        replace_file(_path(log_dir, request.load), msgspec.json.encode(request), disk)
-    except OSError as exc:
-        raise DiskFailedError(path=folder, why=exc.strerror or str(exc)) from exc
+    write_first(log_dir, join(log_dir, LOADS_DIR), _path(log_dir, request.load), request, disk)
 
 
 def remove_request(log_dir: str, load: str, disk: Disk = OS_DISK) -> None:
     """Remove the request of a load that is at its end. Raises DiskFailedError."""
-    for suffix in (_SUFFIX, _ORDER):
-        path = _path(log_dir, load, suffix)
-        try:
-            disk.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            raise DiskFailedError(path=path, why=exc.strerror or str(exc)) from exc
+    remove([_path(log_dir, load, suffix) for suffix in (_SUFFIX, _ORDER)], disk)
 
 
 def give_order(
@@ -134,11 +105,7 @@ def give_order(
         given_up=before.given_up or given_up,
         rows_per_second=before.rows_per_second if rows_per_second is None else rows_per_second,
     )
-    path = _path(log_dir, load, _ORDER)
-    try:
-        replace_file(path, msgspec.json.encode(order), disk)
-    except OSError as exc:
-        raise DiskFailedError(path=path, why=exc.strerror or str(exc)) from exc
+    write_beside(_path(log_dir, load, _ORDER), order, disk)
     return msgspec.structs.replace(found[load], order=order)
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import closing
+from itertools import count
 from typing import Final
 
 import msgspec
 
 from tranlog.capture.load_requests import LoadRequest, read_order, read_requests, remove_request, write_request
-from tranlog.change import Op, RowChange, TableMap, TableName
+from tranlog.change import Fragment, Op, RowChange, TableMap
 from tranlog.clock import Clock
 from tranlog.errors import PayloadError, SourceError, SourceUnavailableError
+from tranlog.gaps import gap_of, load_again
 from tranlog.ids import Seqno
 from tranlog.loads import (
     Key,
@@ -30,6 +32,7 @@ from tranlog.loads import (
     LoadProgress,
     LoadStep,
     is_key,
+    joined,
     key_text,
     mark_of,
     parents_first,
@@ -41,6 +44,8 @@ from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
 from tranlog.types import Value
+from tranlog.write_item import encode_write_set
+from tranlog.write_set import WriteKind
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +64,10 @@ _RULE: Final = ShardRule(kind=ShardRuleKind.SCHEMA)
 class Loading:
     """The loads of one capture. Threads: the capture's."""
 
-    def __init__(self, source: Source, log: Log, clock: Clock) -> None:
+    def __init__(self, source: Source, log: Log, clock: Clock, load: tuple[str, ...] | None) -> None:
+        """`load`: tables, () for all, None for none, that are loaded again by themselves when changes are missing."""
+        self._covered = load
+        self._after_gaps: dict[str, frozenset[str]] = {}  # the loads that were asked for so and have not begun
         self._source = source if isinstance(source, LoadableSource) else None
         self._source_id = source.source_id
         self._log = log
@@ -101,6 +109,7 @@ class Loading:
             logger.warning("this kind of source cannot be loaded: the load waits load=%s", requests[0].load)
             return
         request = requests[0]
+        self._after_gaps.pop(request.load, None)
         progress = request.progress
         with self._log.cursor() as cursor:
             cursor.seek(Seqno(max(request.since, self._log.first_seqno, 0)))
@@ -117,6 +126,36 @@ class Loading:
             self._forget()
         elif not progress.begun:
             self._begin()
+
+    def note_gap(self, fragment: Fragment) -> None:
+        """Ask for a load of the tables of a gap, or say that somebody must; before the gap is in the log.
+
+        `fragment`: the last of any transaction. Asked for before it is needed, a load may come twice, and never not.
+        Raises DiskFailedError.
+        """
+        gap = gap_of(decode(fragment.payload).metadata) if fragment.shard_id == UNKNOWN_SHARD else None
+        if gap is None:
+            return
+        names = tuple(map(".".join, gap.tables))
+        covered = (
+            self._source is not None and self._covered is not None and not set(names) - set(self._covered or names)
+        )
+        logger.warning(
+            "changes of tables are not in the log, and targets pass over them until these are loaded again: %s "
+            "tables=%s why=%s event_id=%s",
+            "a load follows" if covered else load_again(names),
+            ",".join(names),
+            gap.reason,
+            fragment.event_id,
+        )
+        if not covered or any(asked.issuperset(names) for asked in self._after_gaps.values()):
+            return
+        now = self._clock.now_ms()
+        ident = next(one for one in map(str, count(now)) if one not in self._after_gaps)
+        self._after_gaps[ident] = frozenset(names)
+        since = Seqno(self._log.durable_seqno + 1)
+        request = LoadRequest(load=ident, tables=names, joined=True, replace=True, asked_at=now, since=since)
+        write_request(self._log.path, request, self._log.disk)
 
     def turn(self) -> None:
         """Go on between two reads of the source: take up a load, or take a snapshot for the next chunk."""
@@ -248,7 +287,13 @@ class Loading:
         with closing(self._source.reader()) as reader:
             beside = reader.beside()
             tables = [table for table in reader.tables() if table.name not in beside]
-            wanted = [table for table in tables if not request.tables or table.name in request.tables]
+            names = set(request.tables) or {table.name for table in tables}
+            if request.joined:
+                keys = [
+                    (table.name, f"{key.ref_schema}.{key.ref_table}") for table in tables for key in table.foreign_keys
+                ]
+                names = joined(names, keys)
+            wanted = [table for table in tables if table.name in names]
             rows_there = sum(reader.estimate(table) for table in wanted)
         known = {table.name for table in tables}
         missing = {name: beside.get(name, "it is not captured") for name in request.tables if name not in known}
@@ -314,8 +359,9 @@ class Loading:
         metadata = LoadMark(load=request.load, pipeline=request.pipeline, step=step).metadata()
         fragment = packer.finish(event_id=event_id, tstamp=tstamp, metadata=metadata)
         # Serial, whatever makes a shard: without a list of tables it lies in none.
-        tables: tuple[TableName, ...] | None = None if isinstance(step, LoadChunk) else ()
-        log.append(msgspec.structs.replace(fragment, shard_id=UNKNOWN_SHARD, tables=tables))
+        rows, tables = (step.rows, None) if isinstance(step, LoadChunk) else (0, ())
+        told = encode_write_set(WriteKind.STEP, rows, (), ())
+        log.append(msgspec.structs.replace(fragment, shard_id=UNKNOWN_SHARD, tables=tables, write_set=told))
         seqno = log.commit()
         self._request = msgspec.structs.replace(request, since=Seqno(seqno + 1), progress=request.progress.follow(step))
         if isinstance(step, LoadEnd):

@@ -9,11 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import get_args
 
-from tranlog.change import HEARTBEAT, Change, Fragment, Op, Options, RowChange, Statement, TableMap
+import msgspec
+
+from tranlog.change import HEARTBEAT, NOOP, Change, Fragment, Op, Options, RowChange, Statement, TableMap
+from tranlog.gaps import GAP, TableGap
 from tranlog.payload import PayloadBuilder, encode_row
 from tranlog.row_touches import RowTouches
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
 from tranlog.types import VALUE_TYPES, Unchanged, Value
+from tranlog.write_item import encode_write_set
+from tranlog.write_set import WriteKind
 
 FRAGMENT_BYTES = 1 << 20
 """A fragment is closed when its payload has grown to this many bytes; one larger row makes one larger fragment."""
@@ -154,8 +159,41 @@ class TransactionPacker:
         self._emitted += 1
         return fragment
 
+    def finish_gap(self, gap: TableGap, *, event_id: str, tstamp: int, metadata: Options = ()) -> Fragment:
+        """Return the last fragment of a transaction that lacks the changes of some tables; it is serial."""
+        noop = () if self._emitted or len(self) else ((NOOP, GAP),)
+        fragment = self.finish(event_id=event_id, tstamp=tstamp, metadata=(*noop, *gap.metadata(), *metadata))
+        # Serial, whatever makes a shard: all channels must know of it before what comes next.
+        step = encode_write_set(WriteKind.STEP, 0, (), ())
+        return msgspec.structs.replace(fragment, shard_id=UNKNOWN_SHARD, tables=None, write_set=step)
+
 
 _BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
+
+
+class ChangePacker:
+    """Packs one transaction of a program's own changes, for `pack` and for what takes them one after the other."""
+
+    def __init__(self, *, source_id: str, event_id: str, tstamp: int, rule: ShardRule = _BY_SCHEMA) -> None:
+        """As `pack`. Raises ValueError for an empty event id."""
+        if not event_id:
+            raise ValueError("event_id is empty: it is the source's own position of the transaction")
+        self._packer = TransactionPacker(source_id=source_id, rule=rule, touches=RowTouches())
+        self._event_id = event_id
+        self._tstamp = tstamp
+
+    def add(self, changes: Iterable[Change]) -> Iterator[Fragment]:
+        """Take changes, and yield the fragments that are full. Raises ValueError as `pack`."""
+        for change in changes:
+            if isinstance(change, RowChange):
+                _check_values(change)
+            full = self._packer.add(change, event_id=self._event_id, tstamp=self._tstamp)
+            if full is not None:
+                yield full
+
+    def finish(self, metadata: Options = ()) -> Fragment:
+        """Return the last fragment, which speaks for the whole."""
+        return self._packer.finish(event_id=self._event_id, tstamp=self._tstamp, metadata=metadata)
 
 
 def pack(
@@ -173,16 +211,8 @@ def pack(
     ValueError for an empty event id, for a value that its column does not take, and for a change that could not be
     read back.
     """
-    if not event_id:
-        raise ValueError("event_id is empty: it is the source's own position of the transaction")
-    packer = TransactionPacker(source_id=source_id, rule=rule, touches=RowTouches())
-    full = []
-    for change in changes:
-        if isinstance(change, RowChange):
-            _check_values(change)
-        full.append(packer.add(change, event_id=event_id, tstamp=tstamp))
-    last = packer.finish(event_id=event_id, tstamp=tstamp, metadata=metadata)
-    return [*(fragment for fragment in full if fragment is not None), last]
+    packer = ChangePacker(source_id=source_id, event_id=event_id, tstamp=tstamp, rule=rule)
+    return [*packer.add(changes), packer.finish(metadata)]
 
 
 def _check_values(change: RowChange) -> None:

@@ -108,6 +108,12 @@ class Snapshot(Protocol):
     def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
         """Yield the rows after a key, exclusive, up to `limit` of them, streaming. Raises SourceError."""
 
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield all rows of a table that `table` gave last, in no order, streaming. Raises SourceError.
+
+        The server's lock on the table is free after it, where the server frees it before the snapshot's end.
+        """
+
     def covers(self, event_id: str) -> bool:
         """Whether what was committed at this event id is in the rows."""
 

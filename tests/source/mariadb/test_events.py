@@ -261,6 +261,7 @@ def test_the_settings_of_a_query_event() -> None:
             b"\x00" + struct.pack("<I", 1 << 30 | 1 << 28 | 1 << 26 | 1 << 24 | 1 << 15 | 1 << 14),
             b"\x01" + struct.pack("<Q", 1 << 21 | 1 << 24),
             b"\x03" + struct.pack("<HH", 2, 1),
+            b"\x83\x02" + struct.pack("<HHHH", 33, 2048, 60, 3072),
             b"\x04" + struct.pack("<HHH", 8, 45, 45),
             b"\x05\x06+00:00",
             b"\x06\x03std",
@@ -288,6 +289,7 @@ def test_the_settings_of_a_query_event() -> None:
         "sql_mode": "STRICT_TRANS_TABLES,NO_ZERO_DATE",
         "auto_increment_increment": "2",
         "auto_increment_offset": "1",
+        "character_set_collations": "33=2048,60=3072",
         "collation_client": "8",
         "collation_connection": "45",
         "collation_server": "45",
@@ -441,14 +443,15 @@ def test_rows_of_both_versions() -> None:
     """Version 2 has extra data in front; partial images show in the column bits."""
     table = b"\x12\0\0\0\0\0\1\0"
     one = parse_rows_shape(make_event(EventType.UPDATE_ROWS_V1, table + b"\x03\xff\xff\xf8"))
-    assert (one.columns, one.full, one.images_at) == (3, True, HEADER_BYTES + 11)
+    assert (one.columns, one.present, one.images_at) == (3, 7, HEADER_BYTES + 11)
     two = parse_rows_shape(make_event(EventType.WRITE_ROWS, table + b"\x05\x00abc\x03\x07\xf8"))
-    assert (two.columns, two.full, two.images_at) == (3, True, HEADER_BYTES + 15)
-    assert not parse_rows_shape(make_event(EventType.UPDATE_ROWS_V1, table + b"\x03\x07\x05")).full
+    assert (two.columns, two.present, two.images_at) == (3, 7, HEADER_BYTES + 15)
+    assert parse_rows_shape(make_event(EventType.UPDATE_ROWS_V1, table + b"\x03\x07\x05")).present is None
+    assert parse_rows_shape(make_event(EventType.UPDATE_ROWS_V1, table + b"\x03\x05\x05")).present == 5
     with pytest.raises(EventFormatError):
         parse_rows_shape(make_event(EventType.WRITE_ROWS, table + b"\x01\x00\x03\x07"))
-    partial = [parse_rows_shape(e).full for e in events_of("transactions") if e[4] == EventType.UPDATE_ROWS_V1]
-    assert partial == [True, False]
+    updates = [parse_rows_shape(e).present for e in events_of("transactions") if e[4] == EventType.UPDATE_ROWS_V1]
+    assert None in updates and len(set(updates)) == 2
 
 
 def test_names_of_events() -> None:

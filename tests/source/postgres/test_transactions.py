@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 
 import pytest
 
@@ -14,7 +15,11 @@ from tranlog.source.waiting import WaitingEvents
 
 
 def assembler(
-    *, memory_bytes: int = 1 << 20, most: int = 1 << 30, stores: list[WaitingEvents] | None = None
+    *,
+    memory_bytes: int = 1 << 20,
+    most: int = 1 << 30,
+    names_beyond: bool = False,
+    stores: list[WaitingEvents] | None = None,
 ) -> TransactionAssembler:
     made = [] if stores is None else stores
 
@@ -22,7 +27,9 @@ def assembler(
         made.append(WaitingEvents(memory_bytes, None))
         return made[-1]
 
-    return TransactionAssembler(new_store=new_store, memory_bytes=memory_bytes, transaction_bytes_max=most)
+    return TransactionAssembler(
+        new_store=new_store, memory_bytes=memory_bytes, transaction_bytes_max=most, names_beyond=names_beyond
+    )
 
 
 def fed(name: str, into: TransactionAssembler) -> list[WholeTransaction | LogicalMessage]:
@@ -63,6 +70,36 @@ def test_a_savepoint_of_a_streamed_transaction_is_taken_back(memory_bytes: int) 
 def test_a_transaction_that_is_too_large_is_refused() -> None:
     with pytest.raises(UnsupportedEventError, match="transaction_bytes_max allows 30000"):
         fed("streamed", assembler(most=30_000))
+
+
+def test_of_a_transaction_that_is_too_large_the_tables_are_kept() -> None:
+    """One head of a row for each definition and subtransaction that counts, and every other message as it was."""
+    stores: list[WaitingEvents] = []
+    one = assembler(most=20_000, names_beyond=True, stores=stores)
+    (whole, _), (large, small) = (
+        [found for found in fed("streamed", each) if isinstance(found, WholeTransaction)] for each in (assembler(), one)
+    )
+    assert large.beyond and large.size == whole.size and large.taken_back == whole.taken_back
+    assert not small.beyond and [raw[:1] for raw in small].count(b"I") == 1
+    rows = [raw for raw in large if raw[:1] == b"I"]
+    assert {raw[5:] for raw in rows} == {raw[5:9] for raw in whole if raw[:1] == b"I"}
+    assert all(len(raw) == 9 for raw in rows) and len(rows) < 5
+    assert [raw for raw in large if raw[:1] != b"I"] == [raw for raw in whole if raw[:1] != b"I"]
+    # What is kept counts against the limit and the memory; the rest is gone.
+    left = sum(len(raw) for found in (large, small) for raw in found.messages)
+    assert sum(store.memory for store in stores) == left < 5000
+
+
+def test_beyond_its_limit_without_its_rows_a_transaction_is_refused() -> None:
+    one = assembler(most=1000, names_beyond=True)
+    message = b"M" + struct.pack(">BQ", 1, 5) + b"p\0" + struct.pack(">I", 600) + b"x" * 600
+    one.feed(BEGIN)
+    one.feed(message)
+    one.feed_rows(deque([ROW] * 20))
+    one.feed(ROW + b"y" * 600)
+    with pytest.raises(UnsupportedEventError, match="transaction_bytes_max allows 1000"):
+        one.feed(message)
+    one.close()
 
 
 def test_two_phase_steps_are_refused() -> None:

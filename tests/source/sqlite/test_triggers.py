@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -163,6 +164,24 @@ def test_what_a_look_finds_is_one_transaction(
     assert [len(one) for one in rows([*source.read(0)])] == [2]
     foreign.execute("COMMIT")
     assert [len(one) for one in rows([*source.read(0)])] == [1]
+
+
+def test_a_snapshot_stands_between_two_transactions(
+    foreign: apsw.Connection, open_source: Callable[..., SqliteSource]
+) -> None:
+    """Of several before it and several after it, read in one look."""
+    foreign.execute(T)
+    source = open_source()
+    for number in (1, 2):
+        foreign.execute("INSERT INTO t(id) VALUES(?)", (number,))
+    with closing(source.snapshot()) as snapshot:
+        for number in (3, 4):
+            foreign.execute("INSERT INTO t(id) VALUES(?)", (number,))
+        fragments = [*source.read(0)]
+        assert [[after[0] for _, _, after in one] for one in rows(fragments)] == [[1, 2], [3, 4]]  # type: ignore[index]
+        assert [snapshot.covers(one.event_id) for one in fragments] == [True, False]
+        (table,) = snapshot.tables()
+        assert [row[0] for row in snapshot.rows(table)] == [1, 2]
 
 
 def test_a_large_transaction_comes_in_fragments(

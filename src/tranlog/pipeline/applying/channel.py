@@ -37,6 +37,7 @@ from tranlog.pipeline.applying.accounts import Accounts
 from tranlog.pipeline.applying.claim import Claim
 from tranlog.pipeline.applying.group import Group, Taken, last_metadata
 from tranlog.pipeline.applying.in_flight import Telling
+from tranlog.pipeline.applying.live import LiveVerifying
 from tranlog.pipeline.applying.loading import LoadingTables, is_step
 from tranlog.pipeline.applying.log_mark import open_log
 from tranlog.pipeline.applying.owners import Owners
@@ -146,24 +147,22 @@ class Channel:
         self._left_out = SeqnoRanges()
         self._group = Group(task.options.group, telling, clock)
         self._accounts = Accounts(clock)
-        self._next_sync = 0.0
-        self._next_count = 0.0
+        self._next_sync = self._next_count = 0.0
         self._backoff = Backoff(_RETRY_FIRST_S, _RETRY_MOST_S, clock.monotonic())
         self._chain: Chain | None = None
-        self._watched: Chain | None = None
-        self._loading = LoadingTables(task.options.pipeline)
+        self._loading = LoadingTables(task.options.pipeline, task.options.filters)
+        self._verifying = LiveVerifying(task, open_target, self._loading)
         self._writes = WriteOwners(task, self._claim) if task.plan.by is ShardBy.WRITES else None
 
     def run(self) -> TaskResult:
         """Work until there is a reason to end, starting again from the position after each passing failure."""
+        clock, reconnect = self._clock, self._claim.reconnect
         try:
-            clock, reconnect = self._clock, self._claim.reconnect
             end = retry(
                 self._work, self._backoff, clock=clock, again=self._again, wait=clock.sleep, reconnect=reconnect
             )
         except (TransientTargetError, TargetUnavailableError) as exc:
-            failing_s = self._backoff.lasted(self._clock.monotonic())
-            return self._result(TaskEnd.FAILED, self._claim.unavailable(exc), failing_s)
+            return self._result(TaskEnd.FAILED, self._claim.unavailable(exc), self._backoff.lasted(clock.monotonic()))
         except ReplacedError as exc:
             return self._result(TaskEnd.REPLACED, exc)
         except TranlogError as exc:
@@ -191,6 +190,7 @@ class Channel:
     def close(self) -> None:
         """Let go of the log and the target; closing twice is harmless."""
         self._group.close()
+        self._verifying.close()
         self._claim.close()
         if self._reader is not None:
             self._reader.close()
@@ -206,8 +206,7 @@ class Channel:
         task, claim, options = self._task, self._claim, self._task.options
         interval_s = options.max_offline_interval_s
         if options.filters and self._chain is None:
-            self._chain = chain = Chain(options.filters, ddl_ignored=options.target.ddl == "ignore")
-            self._watched = chain if chain.renames else None  # which must see every name
+            self._chain = Chain(options.filters, ddl_ignored=options.target.ddl == "ignore")
         if self._reader is None:
             self._reader = self._open_reader()
         row = claim.take()
@@ -224,7 +223,9 @@ class Channel:
                 pipeline=options.pipeline,
                 driver_token=task.driver_token,
                 check=claim.meet,
-                channel=task.channel if task.plan.by is ShardBy.RECORDED and self._watched is None else None,
+                channel=task.channel
+                if task.plan.by is ShardBy.RECORDED and not (self._chain and self._chain.renames)
+                else None,
             )
             owners.of_stored()
             if header is not None and (row.epoch != NO_EPOCH or row.event_id != ""):
@@ -241,6 +242,7 @@ class Channel:
         self._left_out = SeqnoRanges.of(claim.target.positions.read_left_out(options.pipeline)).after(row.applied_seqno)
         self._accounts.read(row)
         self._loading.forget()
+        self._verifying.stand(claim.target.positions)
         self._group.drop()
         self._last = row
         self._cursor = cursor = self._reader.cursor(committed_only=True)
@@ -264,11 +266,11 @@ class Channel:
 
     def _go(self, cursor: ReadableCursor, owners: Owners | WriteOwners) -> TaskEnd:
         task, walk, group, clock = self._task, self._walk, self._group, self._clock
-        idle_every = task.options.idle_every
+        idle_every, chain = task.options.idle_every, self._chain
+        watched = chain if chain is not None and chain.renames else None  # which must see every name
         known, foreign = (owners.known, owners.foreign) if isinstance(owners, Owners) else ({}, set())
         at, move_on, next_header = _asked(walk), walk.move_on, cursor.next_header
         by_header = task.plan.by is ShardBy.RECORDED  # the recorded shard of a header is the plan's
-        watched = self._watched
 
         def here(_: Seqno) -> Payload:
             return cursor.current().payload()
@@ -286,9 +288,10 @@ class Channel:
                 if now >= self._next_sync or group.late(now) or walk.passed - walk.published >= idle_every:
                     self._commit()
                     continue  # there may be a wish to stop
-            if hops and foreign and not walk.run:
+            passes = owners.passes(walk) if hops and isinstance(owners, WriteOwners) else None
+            if hops and (foreign or passes is not None) and not walk.run:
                 upto = min(look_at, Seqno(walk.published + idle_every))
-                passed = cursor.pass_over(foreign, upto if walk.limit is None else min(upto, walk.limit))
+                passed = cursor.pass_over(foreign, upto if walk.limit is None else min(upto, walk.limit), passes)
                 if passed > walk.passed:
                     walk.pass_others(passed)
                     self._last = None
@@ -317,8 +320,7 @@ class Channel:
             if whose is None:
                 whose = owners.of(shard) if isinstance(owners, Owners) else owners.assign(header)
             owner, why = (whose, "") if isinstance(whose, int) else (whose.owner, whose.why)
-            tstamp = header.tstamp
-            verdict: Verdict = at(seqno, whose, tstamp)
+            verdict: Verdict = at(seqno, whose, header.tstamp)
             while True:
                 match verdict:
                     case Skip():
@@ -330,12 +332,12 @@ class Channel:
                     case Publish():
                         self._commit()
                     case Await():
-                        self._wait(seqno, whose, tstamp)
+                        self._wait(seqno, whose, header.tstamp)
                     case Finish():
                         return self._finish()
                     case _:
                         assert_never(verdict)
-                verdict = at(seqno, whose, tstamp)
+                verdict = at(seqno, whose, header.tstamp)
             due = False
             if isinstance(whose, int):
                 move_on(seqno, whose)
@@ -349,7 +351,7 @@ class Channel:
 
     def _finish(self) -> TaskEnd:
         self._commit()
-        return TaskEnd.STOPPED if self._claim.stop_at == NO_SEQNO else TaskEnd.LIMIT
+        return self._verifying.finish(TaskEnd.STOPPED if self._claim.stop_at == NO_SEQNO else TaskEnd.LIMIT)
 
     def _take(self, cursor: ReadableCursor, header: TransactionHeader, owner: int, shard: str, why: str) -> bool:
         """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
@@ -383,7 +385,8 @@ class Channel:
             changes, metadata = payload.changes, payload.metadata
         if group.taken and (changes is None or is_step(taken, metadata)):
             return False
-        if not self._loading.take(taken, metadata, chain, self._claim.target.positions):
+        is_ours = self._loading.take(taken, metadata, chain, self._claim.target)
+        if not (is_ours and self._verifying.take(taken, metadata, self._claim.token)):
             accounts.passed(taken, filtered=0)
             return True
         if changes is None:
@@ -399,7 +402,7 @@ class Channel:
                 raise
             finally:
                 accounts.spent("filter_us")
-        if not changes and taken.load is None:
+        if not changes and taken.load is None and not taken.verdicts:
             accounts.passed(taken, filtered=int(bool(whole)))
             return True
         return group.put(taken, metadata, changes)
@@ -445,8 +448,7 @@ class Channel:
 
     def _move(self, group: list[Taken], header: Named, upto: Seqno) -> None:
         """Move the position to `header`'s transaction, `upto`, with the rows of `group` in one target transaction."""
-        task, walk, clock, target = self._task, self._walk, self._clock, self._claim.target
-        writes = self._writes
+        task, walk, clock, target, writes = self._task, self._walk, self._clock, self._claim.target, self._writes
         missed = () if writes is None or len(group) != 1 else writes.missed(group[0].header)
         entry = self._accounts.entry(group, walk, upto, missed)
         advance = Advance(
@@ -472,6 +474,7 @@ class Channel:
             self._accounts.book(entry)
         self._backoff.over()
         walk.published_up_to(upto, header.tstamp)
+        self._verifying.begin(group)
         if writes is not None:
             writes.moved(upto)
 
@@ -488,9 +491,8 @@ class Channel:
         at, clock, accounts = _asked(self._walk), self._clock, self._accounts
         serial = (whose if isinstance(whose, int) else whose.owner) == SERIAL
         accounts.pending.held += self._writes is not None and not serial
-        started = clock.monotonic()
+        pause, started = _POLL_FIRST_S, clock.monotonic()
         publish_at = started + min(_TELL_AFTER_S, self._task.options.sync_interval_s)
-        pause = _POLL_FIRST_S
         accounts.spent("read_us")
         accounts.pending.waits += 1
         while True:

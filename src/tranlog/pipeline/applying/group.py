@@ -19,7 +19,7 @@ from tranlog.payload import decode
 from tranlog.pipeline.applying.in_flight import Telling
 from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
 from tranlog.pipeline.rules.loading import Loads, counting
-from tranlog.target.target import ApplyUnit, LoadUnit
+from tranlog.target.target import ApplyUnit, LoadUnit, VerdictRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,11 @@ class Taken:
     """One transaction that is the channel's; a stream is counted while it passes.
 
     `shard`: under which the status counts it. `opens`: whether it opens a serial section. `load`: what it does as a
-    step of a load; `loading`: the tables of which only some changes count yet. `why`: by write sets, why it ran alone.
+    step of a load; `loading`: the tables of which only some changes count yet. `verdicts`: what it stores as the first
+    step of a verification. `why`: by write sets, why it ran alone.
     """
 
-    __slots__ = ("bytes", "changes", "header", "load", "loading", "opens", "serial", "shard", "unit", "why")
+    __slots__ = ("bytes", "changes", "header", "load", "loading", "opens", "serial", "shard", "unit", "verdicts", "why")
 
     unit: ApplyUnit
 
@@ -72,6 +73,7 @@ class Taken:
         self.why = why
         self.load: LoadUnit | None = None
         self.loading: Loads = {}
+        self.verdicts: tuple[VerdictRow, ...] = ()
 
     def counting(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """Return of its changes those that count yet. Raises TargetTableError."""
@@ -94,9 +96,13 @@ class Group:
     def put(self, taken: Taken, metadata: Options, changes: tuple[Change, ...]) -> bool:
         """Add a transaction of one fragment, and return whether that was possible.
 
-        A step of a load, or one with a statement, has nothing before it or after it.
+        A step of a load or a verification, or one with a statement, has nothing before it or after it.
         """
-        alone = taken.load is not None or (taken.serial and any(isinstance(one, Statement) for one in changes))
+        alone = (
+            taken.load is not None
+            or bool(taken.verdicts)
+            or (taken.serial and any(isinstance(one, Statement) for one in changes))
+        )
         if alone and self.taken:
             return False
         self._add(taken, metadata, changes.__iter__)
@@ -137,6 +143,7 @@ class Group:
             metadata=metadata,
             changes=changes,
             load=taken.load,
+            verdicts=taken.verdicts,
         )
         self.taken.append(taken)
 

@@ -6,21 +6,43 @@ channel that did not take the step reads the target again after the serial secti
 
 from __future__ import annotations
 
-from tranlog.change import Options
-from tranlog.loads import LOAD, mark_of
+from collections.abc import Sequence
+
+from tranlog.change import Options, TableName
+from tranlog.errors import TargetTableError
+from tranlog.gaps import GAP, TableGap, gap_of
+from tranlog.ids import Seqno
+from tranlog.loads import LOAD, joined, mark_of
 from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.filters.filter_chain import Chain
-from tranlog.pipeline.rules.loading import LoadBegun, Loads, NotForUs, loading, read_stored, step, stored
-from tranlog.target.target import LoadUnit, TargetPositions
+from tranlog.pipeline.filters.filters import Filter, TableFilter, renamed, renames_tables
+from tranlog.pipeline.rules.loading import (
+    LoadBegun,
+    Loads,
+    NotForUs,
+    after_gap,
+    loading,
+    read_stored,
+    step,
+    stored,
+)
+from tranlog.target.target import LoadUnit, Target
+from tranlog.verification import VERIFY
 
 
 class LoadingTables:
     """One channel's knowledge. Threads: one."""
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, filters: Sequence[Filter]) -> None:
         self._pipeline = pipeline
+        self._filters = filters
         self._loads: Loads | None = None
         self._open: Loads = {}
+
+    @property
+    def open(self) -> Loads:
+        """The tables that are not loaded to their end, as of the last transaction that was taken."""
+        return self._open
 
     def forget(self) -> None:
         """Read the target again before the next transaction."""
@@ -30,14 +52,21 @@ class LoadingTables:
         self._loads = loads
         self._open = loading(loads)
 
-    def take(self, taken: Taken, metadata: Options, chain: Chain | None, positions: TargetPositions) -> bool:
+    def take(self, taken: Taken, metadata: Options, chain: Chain | None, target: Target) -> bool:
         """Give a transaction what loads mean for it; False: it is a step of a load that is not for this pipeline.
 
-        A step counts from now on for what is taken after it. Raises PayloadError; FilterError, TargetTableError; what
-        `positions` raise.
+        A step counts from now on for what is taken after it, a gap for its own transaction too. Raises PayloadError;
+        FilterError, TargetTableError; what `target` raises.
         """
         if self._loads is None:
-            self._know(read_stored(positions.read_loads(self._pipeline)))
+            self._know(read_stored(target.positions.read_loads(self._pipeline)))
+        gap = gap_of(metadata) if taken.serial and metadata else None
+        if gap is not None:
+            assert self._loads is not None
+            seqno = taken.header.seqno
+            after = after_gap(self._loads, gap, self._joined(gap, target, seqno), seqno)
+            taken.load = LoadUnit(states=stored(self._loads, after))
+            self._know(after)
         mark = mark_of(metadata) if taken.serial and metadata else None
         if mark is None:
             taken.loading = self._open
@@ -57,7 +86,31 @@ class LoadingTables:
         self._know(after)
         return True
 
+    def _joined(self, gap: TableGap, target: Target, seqno: Seqno) -> set[TableName]:
+        """Return a gap's tables that come here and those that foreign keys here join to them, by the source's names.
+
+        Raises TargetTableError where such a one has a name at the source that nobody knows.
+        """
+        of_tables = [one for one in self._filters if isinstance(one, TableFilter)]
+        here: dict[TableName, TableName] = {}
+        for table in gap.tables:
+            name = renamed(of_tables, table)
+            if name is not None:
+                keys = target.rows.keys(name)
+                here[name if keys is None else keys.name] = table
+        others = joined(here, target.rows.references() if here else ()) - here.keys()
+        if others and renames_tables(self._filters):
+            names = ", ".join(sorted(map(".".join, others)))
+            raise TargetTableError(
+                table=", ".join(map(".".join, here.values())),
+                why=f"changes of it are missing in the log, foreign keys join {names} to it here, and filters rename "
+                "tables, so that nobody knows which tables those are at the source",
+                seqno=seqno,
+                remedy="Drop these foreign keys here and start again",
+            )
+        return {*here.values(), *others}
+
 
 def is_step(taken: Taken, metadata: Options) -> bool:
-    """Whether a transaction is a step of a load, which must be alone in its target transaction."""
-    return taken.serial and any(name == LOAD for name, _ in metadata)
+    """Whether a transaction is a gap, or a step of a load or a verification: alone in its target transaction."""
+    return taken.serial and any(name in (GAP, LOAD, VERIFY) for name, _ in metadata)

@@ -14,8 +14,10 @@ import msgspec
 
 from tranlog.change import Change, Op, Options, RowChange, TableMap, TableName
 from tranlog.errors import PayloadError, TargetTableError
+from tranlog.gaps import TableGap, load_again
 from tranlog.ids import Seqno
 from tranlog.loads import ANY_PIPELINE, LoadBegin, LoadChunk, LoadEnd, LoadMark, is_key, parse_key
+from tranlog.table_notes import is_note
 from tranlog.types import UNCHANGED, Value
 
 Row = tuple[Value, ...]
@@ -24,7 +26,8 @@ Row = tuple[Value, ...]
 class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How far a table is loaded: `upto` a key, inclusive, as `key_text` writes it; None: nothing, or all if `done`.
 
-    `key` are the names of the key's columns.
+    `key` are the names of the key's columns. `gap`: it waits for a load since the gap of this seqno, for the reason
+    `why`, and no load of it has begun since.
     """
 
     schema: str
@@ -33,6 +36,8 @@ class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     upto: str | None = None
     done: bool = False
+    gap: Seqno | None = None
+    why: str = ""
 
 
 Loads = Mapping[TableName, TableLoad]
@@ -76,6 +81,31 @@ def step(loads: Loads, mark: LoadMark, pipeline: str) -> tuple[Loads, LoadBegun 
             return loads, NotForUs()
 
 
+def after_gap(loads: Loads, gap: TableGap, tables: Iterable[TableName], seqno: Seqno) -> Loads:
+    """Return how far tables are loaded after a gap: of `tables`, those of it and those joined to them, nothing is."""
+
+    def why(table: TableName) -> str:
+        named = ", ".join(map(".".join, gap.tables))
+        return gap.reason if table in gap.tables else f"foreign keys join it to {named}: {gap.reason}"
+
+    new = {name: TableLoad(schema=name[0], table=name[1], load="", gap=seqno, why=why(name)) for name in sorted(tables)}
+    return {**loads, **new}
+
+
+def waiting(loads: Loads) -> dict[str, str]:
+    """Return the tables that wait for a load since a gap, `schema.table`, and what is said of each."""
+    gaps: dict[Seqno, list[str]] = {}
+    for state in loads.values():
+        if state.gap is not None:
+            gaps.setdefault(state.gap, []).append(f"{state.schema}.{state.table}")
+    return {
+        f"{state.schema}.{state.table}": f"waits for a load since the gap of seqno {state.gap} ({state.why}), and its "
+        f"changes are passed over: {load_again(tuple(sorted(gaps[state.gap])))}"
+        for _, state in sorted(loads.items())
+        if state.gap is not None
+    }
+
+
 def stored(before: Loads, after: Loads) -> Options:
     """Return what a target is to store of a step: (table, state) of the tables that it changed."""
     return tuple(
@@ -90,7 +120,7 @@ def stored(before: Loads, after: Loads) -> Options:
 def read_stored(rows: Mapping[str, str]) -> Loads:
     """Return what `stored` had stored. Raises PayloadError for what it did not write."""
     try:
-        states = [_DECODER.decode(text) for text in rows.values()]
+        states = [_DECODER.decode(text) for name, text in rows.items() if not is_note(name)]
     except msgspec.DecodeError as exc:
         raise PayloadError(why=f"a row of tranlog_load cannot be read: {exc}") from exc
     return {(state.schema, state.table): state for state in states}

@@ -29,8 +29,10 @@ from tranlog.pipeline.driving.report import how_far
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.by_writes import WritesPlan
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.pipeline.rules.loading import read_stored, waiting
 from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.status import LogState, PipelineState, Status, channel_states, class_name
+from tranlog.table_notes import held_here, notes_of
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
@@ -84,7 +86,7 @@ def gather(
             row = pipeline.row
             if whole and reader is not None and row is not None:
                 plan = ShardPlan.parse(row.shard_rule, channels=row.channels)
-                pipeline = replace(pipeline, notes=tuple(key_notes(plan, reader)))
+                pipeline = replace(pipeline, notes=(*pipeline.notes, *key_notes(plan, reader)))
             moving = () if pipeline.running is False else rows
             channels = channel_states(
                 rows,
@@ -133,6 +135,8 @@ def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: b
             if running is None:
                 running = again is not None and again.moved_since(row)
             row = again or row
+        loads = target.positions.read_loads(name)
+        waits = [f"{table} {what}" for table, what in waiting(read_stored(loads)).items()]
         state = replace(
             state,
             row=row,
@@ -141,6 +145,8 @@ def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: b
             target_class=class_name(target),
             assignment=target.positions.read_assignment(name),
             writes=_newest_plan(target, row),
+            notes=(*held_here(notes_of(loads)), *waits),
+            verdicts=tuple(target.positions.read_verdicts(name)),
         )
         return state, rows, before, watched_s
     finally:

@@ -34,7 +34,7 @@ from tranlog.pipeline.rules.progress import (
 )
 from tranlog.pipeline.rules.states import OperationState, PendingError
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.target.target import ChannelRow, PipelineRow
+from tranlog.target.target import ChannelRow, PipelineRow, VerdictRow
 
 if TYPE_CHECKING:
     from tranlog.errors import TranlogError
@@ -153,7 +153,8 @@ class PipelineState:
 
     `running`: None where nobody watched and its process was not asked. `lag` is None where the log cannot be read;
     `next_shard`: of the first transaction that is not applied, None for none. `writes`: the plan by write sets, the
-    newest that is stored, None by another rule. `kept_error`: why its last run ended, as
+    newest that is stored, None by another rule. `verdicts`: what the last live verification of each table found.
+    `kept_error`: why its last run ended, as
     its process keeps it beside the log.
     """
 
@@ -168,6 +169,7 @@ class PipelineState:
     lag: Lag | None = None
     next_shard: str | None = None
     notes: tuple[str, ...] = ()
+    verdicts: tuple[VerdictRow, ...] = ()
     kept_error: LastError | None = None
 
     @property

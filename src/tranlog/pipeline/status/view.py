@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 from tranlog.ids import NO_SEQNO
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.filters.filters import describe
+from tranlog.pipeline.rules.by_writes import ALONE
 from tranlog.pipeline.rules.channels import SERIAL, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.pipeline.rules.states import OperationState, Wait
@@ -463,9 +464,9 @@ def _serial_views(pipeline: PipelineState) -> Iterator[SerialView]:
     for one in pipeline.channels:
         for why, count in one.stats.reasons.items():
             counted[why] = counted.get(why, 0) + count
-    if plan.alone:
-        yield SerialView(why="channel 0 runs alone: too many were serial before", eventCount=0)
     reasons = {f"{table}: {why}" for table, why in plan.serial_tables().items()} | counted.keys()
+    if plan.alone:
+        reasons.add(ALONE)
     for why in sorted(reasons):
         yield SerialView(why=why, eventCount=counted.get(why, 0))
 

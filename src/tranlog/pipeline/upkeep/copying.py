@@ -20,7 +20,8 @@ from tranlog.clock import Clock
 from tranlog.errors import ConfigError, ConflictError, TargetTableError
 from tranlog.ids import Epoch, Seqno
 from tranlog.loads import parents_first
-from tranlog.pipeline.upkeep.verify import Report, Row, TableVerdict, select_tables, verify_tables
+from tranlog.pipeline.filters.comparison import Row
+from tranlog.pipeline.upkeep.verify import Report, TableVerdict, select_tables, verify_tables
 from tranlog.source.source import TableReader
 from tranlog.target.options import has_sequences, is_own
 from tranlog.target.target import Advance, ApplyUnit, ChannelRow, LoadUnit, Target

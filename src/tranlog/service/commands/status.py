@@ -8,7 +8,7 @@ writer that starts meanwhile must get it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from tranlog.capture.capture import PartRead
 from tranlog.capture.load_requests import LoadRequest, read_requests
 from tranlog.clock import Clock
 from tranlog.errors import DiskFailedError, SourceError, TargetError, TranlogError
+from tranlog.ids import NO_SEQNO
 from tranlog.listing import time_text
 from tranlog.pipeline.rules.progress import LastError
 from tranlog.pipeline.rules.states import OperationState
@@ -31,7 +32,7 @@ from tranlog.service.process.last_error import last_error
 from tranlog.service.process.sockets import CAPTURE_NAME
 from tranlog.service.show.loads import load_text
 from tranlog.source.kinds import SourceOptions, source_kind
-from tranlog.target.target import NOBODY
+from tranlog.target.target import EQUAL, NOBODY, OPEN, VerdictRow
 
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""
@@ -204,6 +205,7 @@ def status_json(status: ServiceStatus) -> dict[str, Any]:
             **picked(pipeline, "running"),
             **picked(status, "process.state process.slots process.troubles"),
             **picked(pipeline, "error notes holder"),
+            "verified": [picked(one, "table verdict seqno verified_through") for one in pipeline.verdicts],
             "shard_rule": "" if pipeline.row is None else pipeline.row.shard_rule,
             **picked(pipeline, "row.stop_at_seqno restart_seqno lag_seqnos=lag.seqnos lag_ms=lag.ms"),
             **picked(pipeline, "transactions_per_s changes_per_s"),
@@ -283,6 +285,18 @@ def _log_lines(log: LogState, now: int) -> Iterator[str]:
         yield f"          held by {one.name}: {upto}, {_seconds(now - one.written_at)} ago"
 
 
+def _verified_lines(verdicts: Sequence[VerdictRow]) -> Iterator[str]:
+    """Say up to where tables were equal: all in one line, and each whose last verdict is another in one of its own."""
+    others = [one for one in verdicts if one.verdict != EQUAL]
+    if equal := [one.verified_through for one in verdicts if one.verdict == EQUAL]:
+        yield f"{len(equal)} tables verified through seqno {min(equal)}"
+    for one in others:
+        said = "no verdict yet" if one.verdict == OPEN else one.verdict
+        through = one.verified_through
+        before = "never equal before" if through == NO_SEQNO else f"verified through seqno {through}"
+        yield f"{one.table}: {said} at seqno {one.seqno}, {before}"
+
+
 def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now: int) -> Iterator[str]:
     yield f"target    {target_text(pipeline)}"
     if pipeline.running is None:
@@ -297,6 +311,8 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
         yield f"          {_ended(error)}"
     for note in pipeline.notes:
         yield f"          {note}"
+    for line in _verified_lines(pipeline.verdicts):
+        yield f"          {line}"
     if pipeline.running and process is not None and process.slots < len(channels):
         yield f"          {process.slots} slots for {len(channels)} channels"
     if not channels:

@@ -16,8 +16,10 @@ import typer
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.rules.loading import read_stored, waiting
 from tranlog.pipeline.upkeep.verify import TableVerdict, select_tables, verify_tables
-from tranlog.service.commands.orders import Ask, Timeout, config_of, reaching
+from tranlog.service.commands.live_verifying import print_result, verify_live
+from tranlog.service.commands.orders import Ask, PipelineName, Timeout, config_of, reaching
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
@@ -38,7 +40,10 @@ def add_verify(app: typer.Typer) -> None:
 def verify(
     ctx: typer.Context,
     table: Annotated[
-        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+        list[str] | None,
+        typer.Option(
+            *("--table", "-table", "--tables", "-tables"), metavar="SCHEMA.TABLE,...", help="Only these; repeatable."
+        ),
     ] = None,
     rows: Annotated[
         int, typer.Option("--rows", "-rows", metavar="N", min=0, help="Name the first N differing keys of each table.")
@@ -49,6 +54,14 @@ def verify(
             "--wait", "-wait", metavar="S", min=0, help="Compare again for up to S seconds until all is equal."
         ),
     ] = 0.0,
+    live: Annotated[
+        bool, typer.Option("--live", "-live", help="At one position of the log, while both sides are written.")
+    ] = False,
+    pipeline: PipelineName = None,
+    timeout_s: Timeout = 600.0,
+    repair: Annotated[
+        bool, typer.Option("--repair", "-repair", help="With --live: load tables that differ again, and verify again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Compare the source with the target, row by row.
@@ -56,15 +69,33 @@ def verify(
     Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
     they are now: let the source rest and the target catch up first, or use --wait.
 
+    With --live neither has to rest. The capture that runs takes a snapshot of the source, whose place in the log is
+    exact, and channel 0 of the running pipeline one of the target when it gets there; both are compared while all goes
+    on. Tables that differ are verified once more with the rows. Exit code 1 also where a table could not be judged, or
+    not within --timeout. --pipeline and --repair are for --live.
+
     \b
     Example:
       tranlog verify
       tranlog verify --table main.orders --rows 10
+      tranlog verify --live --tables main.orders,main.items --repair
     """
-    if math.isnan(wait_s):
+    if math.isnan(wait_s) or math.isnan(timeout_s):
         raise typer.BadParameter("is no number of seconds", param_hint="--wait")
+    if (repair or pipeline is not None) and not live:
+        raise typer.BadParameter("goes with --live", param_hint="--repair" if repair else "--pipeline")
     config = config_of(ctx)
     clock = SystemClock()
+    table = [name for names in table or () for one in names.split(",") if (name := one.strip())]
+    if live:
+        result = verify_live(
+            config, table, pipeline=pipeline, rows=rows, timeout_s=timeout_s, repair=repair, clock=clock
+        )
+        if as_json:
+            print_json(msgspec.to_builtins(result))
+        else:
+            print_result(result)
+        return ExitCode.DONE if result.equal else ExitCode.CHECK_FAILED
     deadline = clock.monotonic() + wait_s
     target = open_target(config.wanted_target())
     try:
@@ -74,7 +105,7 @@ def verify(
                 progress.update(f"verify: {where}", count, unit="rows")
 
             while True:
-                verdicts = _compare(config, target, table or (), rows, told)
+                verdicts = _compare(config, target, table, rows, told)
                 if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
                     break
                 clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
@@ -131,9 +162,12 @@ def check(
     finally:
         target.close()
     differing = [one.table for one in verdicts if not one.equal]
+    waits = {one.table: one.waits for one in verdicts if one.waits}
     if as_json:
-        print_json({"seqno": found["seqno"], "applied": found["reached"], "differing": differing})
+        print_json({"seqno": found["seqno"], "applied": found["reached"], "differing": differing, "waiting": waits})
     else:
+        for name, what in waits.items():
+            say(f"check: {name} {what}")
         words = "all equal" if not differing else f"differing: {', '.join(differing)}"
         print(f"applied up to seqno {found['seqno']}; {len(verdicts)} tables, {words}")
     return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
@@ -146,19 +180,20 @@ def _compare(
     with closing(source_kind(source.kind).tables(source)) as reader:
         wanted = select_tables(reader.tables(), tables)
         chain = Chain(config.pipeline.apply.filters)
+        waits = waiting(read_stored(target.positions.read_loads(config.pipeline.name)))
         for table in wanted if tables else ():
             if chain.table(table) is None:
                 raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
-        return list(
-            verify_tables(
-                reader,
-                target.rows,
-                tables=wanted,
-                filters=config.pipeline.apply.filters,
-                differences=differences,
-                report=report,
-            )
+        verdicts = verify_tables(
+            reader,
+            target.rows,
+            tables=wanted,
+            filters=config.pipeline.apply.filters,
+            differences=differences,
+            report=report,
+            waiting=waits,
         )
+        return list(verdicts)
 
 
 def show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
@@ -166,6 +201,8 @@ def show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
     for one in verdicts:
         for note in one.notes:
             say(f"verify: {one.table}: {note}")
+        if one.waits:
+            say(f"verify: {one.table} {one.waits}")
         if one.equal:
             print(f"equal   {one.table}: {one.source_rows} rows, checksum {one.source_checksum}")
             continue

@@ -38,7 +38,8 @@ LogFormat = Annotated[
 
 _LEVELS: Final = {"": "warning", "tranlog.service": "info", "tranlog.pipeline.driving.operation": "info"}
 """What is logged where nothing else is asked for: troubles, and each change of state."""
-_QUIET: Final = ("py4j", "pyspark")
+_QUIET: Final = {"py4j": "warning", "pyspark": "warning", "asyncio": "error"}
+"""Libraries; asyncio warns of each answer to a connection that is lost, and names none."""
 _FIELD: Final = re.compile(r"(?:^|[\s,]+)(\w+)=(\S*%\S+)")
 _ARGUMENT: Final = re.compile(r"%[-+ #0-9.]*[a-zA-Z]")
 
@@ -57,7 +58,7 @@ def show_diagnostics(*, debug: bool = False, verbose: bool = False, levels: str 
         root.removeHandler(handler)
         for module in handler.modules:
             logging.getLogger(module).setLevel(logging.NOTSET)
-    for module, level in ({one: "warning" for one in _QUIET} | wanted).items():
+    for module, level in (_QUIET | wanted).items():
         logging.getLogger(module or None).setLevel(level.upper())
     root.addHandler(_StderrHandler(form, [one for one in wanted if one]))
 

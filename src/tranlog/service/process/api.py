@@ -197,7 +197,7 @@ class ByName(_Body, frozen=True):
 
 
 class AddNode(_Body, frozen=True):
-    """A node that runs at `address`, and how it is to be a member."""
+    """A node that runs at `address`, and how it is to be a member; `replace`: in the place of the one of its name."""
 
     name: str
     address: str
@@ -207,6 +207,7 @@ class AddNode(_Body, frozen=True):
     hidden: bool = False
     delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
     tags: dict[str, str] = {}
+    replace: bool = False
 
 
 class RestoreNode(_Body, frozen=True):

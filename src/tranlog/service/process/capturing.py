@@ -21,6 +21,7 @@ from tranlog.ids import Gtid
 from tranlog.log.files.cleared import behind_all
 from tranlog.log.upkeep.clearing import has_records
 from tranlog.log.writing.log import Log
+from tranlog.pipeline.filters.comparison import summed
 from tranlog.pipeline.upkeep.position import read_rows
 from tranlog.service.config.config import Config
 from tranlog.service.process.last_error import keeping_error
@@ -93,7 +94,11 @@ def open_capture(
             )
             if log.last_event_id() is None and after is None:
                 _begin_loaded(config, log)
-        yield Capture(source, log, options=config.capture, take_source=take_source), log
+
+        yield (
+            Capture(source, log, options=config.capture, take_source=take_source, summing=summed, load=config.load),
+            log,
+        )
 
 
 def _begin_loaded(config: Config, log: Log) -> None:

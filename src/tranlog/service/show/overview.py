@@ -7,12 +7,14 @@ where they are shown, by the clock of the process that gave them.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tranlog.ids import NO_SEQNO
-from tranlog.pipeline.rules.progress import InFlight, totals
+from tranlog.pipeline.rules.progress import Counters, InFlight, totals
 from tranlog.pipeline.rules.states import PendingError, State
 from tranlog.pipeline.rules.troubles import Trouble
 from tranlog.pipeline.status.status import ChannelState, Doing, Moved, Status, pace_of, picked, total_of
@@ -63,7 +65,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     `process` names the process that answers, and `monotonic_s` is its clock, by which two readings are apart. Seqnos
     are -1 where there is none. `applied_seqno`: the least of the channels'; `lag_ms`: how long ago the first one after
     it was committed, None where that cannot be read. `problems`: what could not be read, each with its reason.
-    `loads`: how far each load of the log is, in a line.
+    `loads`: how far each load of the log is, in a line. `notes`: what an operator should know of tables, as in
+    `tranlog status`: that one waits for a load since a gap, or what DDL of the source was not done. `writes`: what
+    channels did by write sets, in a line; empty where they divide by shards.
     """
 
     service: str
@@ -92,6 +96,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     troubles: tuple[Trouble, ...] = ()
     loads: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    writes: str = ""
 
 
 def overview_of(status: Status, options: ApplyOptions, *, process: str, loads: tuple[str, ...] = ()) -> Overview:
@@ -110,6 +116,8 @@ def overview_of(status: Status, options: ApplyOptions, *, process: str, loads: t
         **picked(status, "service now_ms monotonic_s source"),
         process=process,
         loads=loads,
+        notes=() if pipeline is None else pipeline.notes,
+        writes="" if pipeline is None or pipeline.writes is None else _writes_text(total, channels),
         target=_target_text(options.target.kind, None if pipeline is None else pipeline.target),
         log_dir=options.log_dir,
         first_seqno=NO_SEQNO if log is None else log.first_seqno,
@@ -127,6 +135,22 @@ def overview_of(status: Status, options: ApplyOptions, *, process: str, loads: t
         ),
         problems=tuple(f"{part}: {exc}" for part, exc in status.problems.items()),
     )
+
+
+def _writes_text(total: Counters, channels: Sequence[ChannelState]) -> str:
+    """Tell shares of all transactions, how long was waited, and what most often made one run alone."""
+    whole = max(1, total.transactions)
+    alone = Counter[str]()
+    for one in channels:
+        alone.update(one.stats.reasons)
+    told = (
+        f"by write sets: {total.depended / whole:.1%} depended on another channel, {total.held / whole:.1%} waited, "
+        f"{total.wait_ms / 1000:.1f} s; {total.serial / whole:.1%} ran alone"
+    )
+    if alone:
+        ((why, count),) = alone.most_common(1)
+        told += f", {count} of them: {why}"
+    return told if not total.missed else f"{told}; {total.missed} missed dependencies"
 
 
 def _channel_now(one: ChannelState, committed: int) -> ChannelNow:

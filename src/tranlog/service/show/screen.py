@@ -33,6 +33,8 @@ INTERVALS: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _SHARD_ROWS: Final = 5
 """What channels leave to shards where there is not room for all."""
 _ERROR_LINES: Final = 4
+_NOTES: Final = 3
+"""How many notes on tables a terminal shows."""
 _ARROW: Final = "  ->  "
 GOOD: Final = "green"
 WARNING: Final = "bold yellow"
@@ -165,8 +167,15 @@ def _head(shown: Shown, columns: int | None) -> list[Text]:
         lines += _wrapped(f"{now.pending.type}{at}: {now.pending.message}", columns, BAD)
     if now.state in (State.ONLINE, State.DEGRADED) and now.slots < len(now.channels):
         lines += _wrapped(f"{now.slots} slots for {len(now.channels)} channels", columns, WARNING)
+    if now.writes:
+        lines += _wrapped(now.writes, columns, "")
     for load in now.loads:
         lines += _wrapped(load, columns, "")
+    notes = now.notes if columns is None else now.notes[:_NOTES]
+    for note in notes:
+        lines += _wrapped(note, columns, WARNING)
+    if len(notes) < len(now.notes):
+        lines.append(Text(f"and {len(now.notes) - len(notes)} more tables: tranlog status", WARNING))
     for problem in (*map(trouble_text, now.troubles), *now.problems):
         lines += _wrapped(problem, columns, WARNING)
     return lines

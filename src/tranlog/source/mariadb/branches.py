@@ -24,7 +24,8 @@ class _Branch(msgspec.Struct):
     warned_purge: bool = False
 
     def __str__(self) -> str:
-        return f"{self.group.gtid.xid} on {tables_of(self.group.events) or 'no table'}"
+        beyond = ", ".join(map(".".join, self.group.beyond))
+        return f"{self.group.gtid.xid} on {beyond or tables_of(self.group.events) or 'no table'}"
 
 
 class PreparedBranches:

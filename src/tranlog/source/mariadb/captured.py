@@ -7,7 +7,9 @@ each DDL and at each connection.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from tranlog.change import TableMap
@@ -23,13 +25,14 @@ from tranlog.source.mariadb.events import (
     parse_table_map,
     table_map_name,
 )
-from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
+from tranlog.source.mariadb.lone_tables import LoneTables
+from tranlog.source.mariadb.rows import RowsEncoder, encoder_of_present
 from tranlog.source.mariadb.transaction import SourceTransaction
 from tranlog.source.mariadb.types import (
     MariadbType,
     alike_in_binlog,
+    carried_columns,
     named_by_catalog,
-    shown_columns,
     table_map,
     types_in_binlog,
 )
@@ -51,10 +54,15 @@ _SEQUENCE_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLayout:
-    """A table as the running transaction's rows have it. `full` is what stands before full images of a rows event."""
+    """A table as the running transaction's rows have it. `full` is what stands before full images of a rows event.
+
+    `part` returns that of images which hold the columns of these bits alone, the first's lowest; None where one is
+    missing that should be there.
+    """
 
     table: TableMap
     encode: RowsEncoder
+    part: Callable[[int], TableLayout | None]
     columns: int
     full: bytes
     full_twice: bytes
@@ -64,8 +72,9 @@ class TableLayout:
 class CapturedTables:
     """The tables of one server as the events that come have them. Threads: one."""
 
-    def __init__(self, options: MariadbSourceOptions, catalog: Catalog, alike: AlikeColumns) -> None:
+    def __init__(self, options: MariadbSourceOptions, catalog: Catalog, alike: AlikeColumns, lone: LoneTables) -> None:
         self._options = options
+        self.lone = lone
         self._catalog = catalog
         self._alike = alike
         self._layouts: dict[bytes, TableLayout | None] = {}
@@ -87,6 +96,7 @@ class CapturedTables:
     def forget(self) -> None:
         """Learn all tables anew: there was DDL, or may have been."""
         self._layouts.clear()
+        self.lone.forget()
         self._catalog.forget_tables()
         self._keys_known = False
 
@@ -138,39 +148,51 @@ class CapturedTables:
                 self._check_alike(f"{schema}.{name}.{column}", told[column], then.types.get(column), transaction)
         else:
             binlog_table, types = self._named(binlog_table, event, transaction)
-        shown = shown_columns(binlog_table, known)
+        carried = carried_columns(binlog_table, known)
         # By its columns, unless a table of today has the same.
         sequence = tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS and (
             known is None or known.sequence or tuple(known.types) != _SEQUENCE_COLUMNS
         )
-        table = table_map(
-            schema,
-            name,
-            [
-                kind.column(column.name, nullable=column.nullable)
-                for kind, column in zip(types[:shown], binlog_table.columns[:shown], strict=True)
-            ],
-            primary_key=binlog_table.primary_key,
-            known=known,
-            sequence=sequence,
-        )
-        if not (table.primary_key or sequence) and table.name not in self.keyless:
-            self.keyless[table.name] = None
+        count = len(types)
+
+        @cache
+        def part(present: int) -> TableLayout | None:
+            kept = [at for at in carried if present >> at & 1]
+            # Of a table that is gone nobody knows which columns were generated; its key is none of them.
+            if len(kept) < len(carried) and (known is not None or not set(binlog_table.primary_key) <= set(kept)):
+                return None
+            table = table_map(
+                schema,
+                name,
+                [
+                    types[at].column(binlog_table.columns[at].name, nullable=binlog_table.columns[at].nullable)
+                    for at in kept
+                ],
+                primary_key=[kept.index(at) for at in binlog_table.primary_key],
+                known=known,
+                sequence=sequence,
+            )
+            bits = present.to_bytes((count + 7) // 8, "little")
+            head = bytes([count]) if count < 251 else b"\xfc" + count.to_bytes(2, "little")
+            return TableLayout(
+                table=table,
+                encode=encoder_of_present(binlog_table, types, kept, present),
+                part=part,
+                columns=count,
+                full=head + bits,
+                full_twice=head + bits + bits,
+                transactional=None if known is None else known.transactional,
+            )
+
+        found = part((1 << count) - 1)
+        assert found is not None
+        if not (found.table.primary_key or sequence) and found.table.name not in self.keyless:
+            self.keyless[found.table.name] = None
             logger.warning(
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
-                table.name,
+                found.table.name,
             )
-        count = len(types)
-        bits = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
-        head = bytes([count]) if count < 251 else b"\xfc" + count.to_bytes(2, "little")
-        return TableLayout(
-            table=table,
-            encode=rows_encoder(binlog_table, types, shown=shown),
-            columns=count,
-            full=head + bits,
-            full_twice=head + bits + bits,
-            transactional=None if known is None else known.transactional,
-        )
+        return found
 
     def _check_alike(self, column: str, declared: str, now: str | None, transaction: SourceTransaction) -> None:
         """Refuse a column that may be a UUID or a BINARY where nothing tells which; name one that is likely."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tranlog.change import TableName
 from tranlog.errors import SourceSetupError
+from tranlog.servers.mariadb_rights import has_right
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.types import CatalogColumn, KnownForeignKey, KnownTable
 
@@ -54,7 +55,8 @@ class Catalog:
     def _ask(self, schema: str, table: str) -> KnownTable | None:
         # In this order: what is changed between the two questions has the later time.
         columns = self._control.rows(
-            "SELECT column_name, column_type FROM information_schema.columns "
+            "SELECT column_name, column_type, is_generated = 'ALWAYS' "
+            "AND generation_expression NOT IN ('ROW START', 'ROW END') FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s",
             (schema, table),
         )
@@ -67,7 +69,8 @@ class Catalog:
         if not tables:
             return None
         return KnownTable(
-            types={str(name): str(spelled) for name, spelled in columns},
+            types={str(name): str(spelled) for name, spelled, _ in columns},
+            generated=frozenset([str(name) for name, _, generated in columns if generated]),
             # The old rows of a system-versioned table repeat what is unique among its present ones.
             unique_keys=() if tables[0][0] == "SYSTEM VERSIONED" else self._unique_keys(schema, table),
             foreign_keys=self._foreign_keys(schema, table),
@@ -210,6 +213,20 @@ class Catalog:
             "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema = %s ORDER BY table_name"
         )
         return [(str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED") for row in rows]
+
+    def tables_without_triggers(self) -> set[TableName]:
+        """Return the captured tables of InnoDB whose changes change no other table at the server.
+
+        None of a database whose triggers are hidden from the user, who lacks TRIGGER.
+        """
+        grants = [str(row[0]) for row in self._control.rows("SHOW GRANTS")]
+        rows = self._of_captured(
+            "SELECT t.table_schema, t.table_name FROM information_schema.tables t "
+            "WHERE t.table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND t.engine = 'InnoDB' AND t.table_schema = %s "
+            "AND NOT EXISTS (SELECT 1 FROM information_schema.triggers g "
+            "WHERE g.event_object_schema = t.table_schema AND g.event_object_table = t.table_name)"
+        )
+        return {(str(row[0]), str(row[1])) for row in rows if has_right(grants, ["TRIGGER"], str(row[0]))}
 
     def rows_estimated(self, schema: str, table: str) -> int:
         """Return how many rows the engine takes a table for; 0 where it does not know."""

@@ -63,8 +63,8 @@ class MariadbSourceOptions:
     """Databases that are left out: MariaDB's own."""
     shard_rule: ShardRule = field(default_factory=lambda: ShardRule(kind=ShardRuleKind.SCHEMA))
     statements: Literal["stop", "record"] = "stop"
-    """Statements in the place of rows: `stop` refuses them; `record` logs their text, which no other kind of database
-    can apply."""
+    """Statements in the place of rows: `stop` does not take them, and `on_gap` says what then; `record` logs their
+    text, which no other kind of database can apply."""
     cascades: Literal["refuse", "allow"] = "refuse"
     """Foreign keys with CASCADE or SET NULL change rows that the binlog does not hold. `allow` is for targets with the
     same foreign keys."""
@@ -79,7 +79,10 @@ class MariadbSourceOptions:
     spool_directory: str | None = field(default=None, metadata={"path": True, "example": "spool"})
     """Where such files are made; None takes the system's directory for temporary files."""
     transaction_bytes_max: int = 1 << 30
-    """A larger transaction is refused."""
+    """A larger transaction is not taken: `on_gap` says what becomes of it."""
+    on_gap: Literal["gap", "stop"] = "gap"
+    """What capture cannot carry, where it is certain which tables it changed: `gap` goes on, and targets wait for a
+    load of these tables; `stop` ends capture."""
     read_bytes: int = 8 << 20
     """After so many bytes `read` ends, so that its caller can make them durable."""
     heartbeat_s: float = 1.0
@@ -115,7 +118,11 @@ class MariadbSourceOptions:
             raise ConfigError(option="start", value=self.start, why=str(exc)) from exc
         if self.databases is not None and not self.databases:
             raise ConfigError(option="databases", value=[], why="an empty list captures nothing; leave it out for all")
-        for option, allowed in (("statements", ("stop", "record")), ("cascades", ("refuse", "allow"))):
+        for option, allowed in (
+            ("statements", ("stop", "record")),
+            ("cascades", ("refuse", "allow")),
+            ("on_gap", ("gap", "stop")),
+        ):
             if getattr(self, option) not in allowed:
                 raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")
         for said in self.column_types:

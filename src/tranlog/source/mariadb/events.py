@@ -492,8 +492,11 @@ def parse_query(event: bytes) -> QueryEvent:
             case 130:  # the GTID event's extra flags once more
                 if status.byte() & (_EXTRA_COMMIT_ALTER | _EXTRA_ROLLBACK_ALTER):
                     status.take(8)
+            case 131:  # from 11.2, in front of code 4: the charsets whose default collation is another one
+                pairs = [f"{status.number(2)}={status.number(2)}" for _ in range(status.byte())]
+                settings.append(("character_set_collations", ",".join(pairs)))
             case _:
-                # Codes are written in rising order and have no lengths: what follows cannot be told apart.
+                # Codes have no lengths: what follows cannot be told apart.
                 unread = status.raw[start : status.end]
                 break
     return QueryEvent(
@@ -808,12 +811,12 @@ def _read_default_collation(part: _Reader, columns: list[int], found: _Optional)
 class RowsShape:
     """Where a rows event's images start, and which columns they hold.
 
-    `columns` is the table's number of columns; `before` and `after` say whether each image that the event has is
-    full; `row_bits` is the number of bytes of null bits before each image.
+    `columns` is the table's number of columns; `present` has a bit for each that all images hold, the first column's
+    lowest; None where an update's two images hold different ones.
     """
 
     columns: int
-    full: bool
+    present: int | None
     images_at: int
 
 
@@ -831,9 +834,8 @@ def _rows_shape(event: bytes, kind: EventType) -> RowsShape:
             raise reader.fail(f"extra data of {size} bytes")
         reader.take(size - 2)
     columns = reader.packed()
-    full = True
-    for _ in range(2 if operation == "update" else 1):
-        bits = int.from_bytes(reader.take((columns + 7) // 8), "little")
-        mask = (1 << columns) - 1
-        full = full and bits & mask == mask
-    return RowsShape(columns=columns, full=full, images_at=reader.at)
+    held = {
+        int.from_bytes(reader.take((columns + 7) // 8), "little") & ((1 << columns) - 1)
+        for _ in range(2 if operation == "update" else 1)
+    }
+    return RowsShape(columns=columns, present=held.pop() if len(held) == 1 else None, images_at=reader.at)

@@ -108,6 +108,7 @@ class BinlogFollower:
             transaction_bytes_max=self._options.transaction_bytes_max,
             captures=self._options.captures,
             opened_at=opened_at,
+            names_beyond=self._options.on_gap == "gap" and self._options.statements == "stop",
         )
         self.reads_again = opened_at is not None
         if self.reads_again and not self._assembler.repeats:

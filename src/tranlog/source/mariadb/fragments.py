@@ -12,6 +12,8 @@ from typing import Final
 from tranlog.change import NOOP, Fragment, Op, Options, Statement
 from tranlog.charsets import statement_text
 from tranlog.ddl import touched
+from tranlog.errors import UnsupportedEventError
+from tranlog.gaps import TableGap, beyond_limit
 from tranlog.row_touches import RowTouches
 from tranlog.source.mariadb.alike import AlikeColumns
 from tranlog.source.mariadb.captured import CapturedTables, TableLayout
@@ -28,6 +30,7 @@ from tranlog.source.mariadb.events import (
     parse_rows_shape,
     query_of_load,
     rows_unchecked,
+    table_map_name,
     table_number,
 )
 from tranlog.source.mariadb.groups import EventGroup
@@ -78,10 +81,13 @@ class FragmentMaker:
         beside: list[tuple[str, str]] = []
         statements = 0
         taken_back = bool(held.taken_back)
+        gap = self._gap(transaction)
+        missing = frozenset() if gap is None else frozenset(gap.tables)
         for number, event in enumerate(held.events):
             kind = event[4]
             if kind == _TABLE_MAP:
-                layouts[table_number(event)] = self._captured.layout(event, transaction)
+                is_missing = bool(missing) and table_map_name(event) in missing
+                layouts[table_number(event)] = None if is_missing else self._captured.layout(event, transaction)
             elif kind in _ROWS:
                 try:
                     layout = layouts[table_number(event)]
@@ -99,14 +105,9 @@ class FragmentMaker:
                 # What defines a table commits by itself: a rollback after it takes nothing back.
                 undone = taken_back and kind_of is not StatementKind.DDL and held.is_taken_back(number)
                 if undone or (kind_of is StatementKind.ROWS and self._options.statements == "stop"):
-                    if self._is_elsewhere(statement):
+                    if self._is_elsewhere(statement) or gap is not None:
                         continue
-                    if undone:
-                        raise transaction.refused(f"the statement {_short(statement)} in a part that was rolled back")
-                    raise transaction.refused(
-                        f"the statement {_short(statement)} stands in the place of the rows that it changed; it",
-                        _TO_ROWS,
-                    )
+                    raise _refused(statement, transaction, undone=undone)
                 statements += 1
                 if kind_of in (StatementKind.DDL, StatementKind.EMPTIES) and not self._concerns(statement, transaction):
                     continue
@@ -130,8 +131,35 @@ class FragmentMaker:
             raise transaction.broken("the settings of a statement without the statement")
         if statements:
             self._captured.forget()
-        if packer.emitted or len(packer):
+        if gap is not None:
+            told = (*_metadata(group), *annotations)
+            yield packer.finish_gap(gap, event_id=event_id, tstamp=tstamp, metadata=told)
+        elif packer.emitted or len(packer):
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=(*_metadata(group), *annotations))
+
+    def _gap(self, transaction: SourceTransaction) -> TableGap | None:
+        """Return what of a transaction is no rows of its tables, and cannot be; None where there is nothing such.
+
+        None also where a statement is refused by the option. Raises UnsupportedEventError for one that may change more
+        than one table; SourceUnavailableError, SourceSetupError.
+        """
+        held, options = transaction.held, self._options
+        if not (held.beyond or held.statements) or options.on_gap == "stop" or options.statements == "record":
+            return None
+        tables = dict.fromkeys(held.beyond)
+        reason = beyond_limit(held.size, options.transaction_bytes_max)
+        for number, event in enumerate(held.events):
+            if event[4] != _QUERY:
+                continue
+            statement, kind = self._statement(event, transaction, ())
+            if kind is not StatementKind.ROWS or self._is_elsewhere(statement, say=False):
+                continue
+            table = None if held.taken_back else self._captured.lone.changed_by(statement, transaction.group)
+            if table is None:
+                raise _refused(statement, transaction, undone=held.is_taken_back(number))
+            reason = reason if tables else f"the statement {_short(statement)} stands in the place of rows"
+            tables[table] = None
+        return TableGap(tables=tuple(tables), reason=reason) if tables else None
 
     def _rows(
         self, event: bytes, layout: TableLayout, transaction: SourceTransaction, event_id: str, tstamp: int
@@ -139,24 +167,26 @@ class FragmentMaker:
         operation = _OPERATIONS[event[4]]
         full = layout.full_twice if operation is Op.UPDATE else layout.full
         if event[4] < _FIRST_OF_VERSION_2 and event.startswith(full, AFTER_FLAGS):
-            images_at = AFTER_FLAGS + len(full)
+            images_at, part = AFTER_FLAGS + len(full), layout
         else:
             shape = parse_rows_shape(event)
             if shape.columns != layout.columns:
                 raise transaction.broken(
                     f"rows of {shape.columns} columns for {layout.table.name}, which has {layout.columns}"
                 )
-            if not shape.full:
+            found = None if shape.present is None else layout.part(shape.present)
+            if found is None:
                 raise transaction.refused(
-                    f"rows of {layout.table.name} without all their columns: a session has set binlog_row_image",
+                    f"rows of {layout.table.name} without all their columns: a session has set binlog_row_image, or a "
+                    "column was generated when they were written and is not any more; that",
                     "SET GLOBAL binlog_row_image = 'FULL', and find the program that changes it for its session. ",
                 )
-            images_at = shape.images_at
+            images_at, part = shape.images_at, found
         try:
-            images = layout.encode(event, images_at)
+            images = part.encode(event, images_at)
         except EventFormatError as exc:
             raise transaction.broken(exc.why) from exc
-        table = layout.table
+        table = part.table
         if operation is Op.UPDATE:
             if len(images) % 2:
                 raise transaction.broken(f"an update of {table.name} with an odd number of images")
@@ -164,6 +194,12 @@ class FragmentMaker:
         return self._packer.add_encoded_rows(
             table, operation, images, event_id=event_id, tstamp=tstamp, unchecked=rows_unchecked(event)
         )
+
+    def _default_collations(self, numbers: str) -> str:
+        """Return `charset=collation,...`, as SET takes it, of pairs of the server's numbers of collations."""
+        charsets, collations = self._captured.charsets, self._captured.collations
+        pairs = [tuple(map(int, pair.split("="))) for pair in numbers.split(",") if pair]
+        return ",".join([f"{charsets.get(a, a)}={collations.get(b, b)}" for a, b in pairs])
 
     def _statement(
         self, event: bytes, transaction: SourceTransaction, beside: Options
@@ -179,6 +215,8 @@ class FragmentMaker:
         for name, value in query.settings:
             if name == "collation_client":
                 options.append(("character_set_client", charset))
+            elif name == "character_set_collations":
+                options.append((name, self._default_collations(value)))
             elif name.startswith("collation_"):
                 options.append((name, self._captured.collations.get(int(value), value)))
             else:
@@ -214,7 +252,7 @@ class FragmentMaker:
             "Do at the targets what it does there, or add that database to the option databases. ",
         )
 
-    def _is_elsewhere(self, statement: Statement) -> bool:
+    def _is_elsewhere(self, statement: Statement, *, say: bool = True) -> bool:
         """Whether a statement that changes rows by itself does so in databases that are not captured, by its text.
 
         As a replica with replicate_do_db it is judged by the database that it ran in; and by the ones that it names.
@@ -223,12 +261,13 @@ class FragmentMaker:
         named = qualifiers(_text(statement))
         if (captures(statement.schema) if statement.schema else not named) or any(map(captures, named)):
             return False
-        logger.warning(
-            "A statement in the place of its rows was passed over: it names no captured database. schema=%s "
-            "statement=%s",
-            statement.schema,
-            _short(statement),
-        )
+        if say:
+            logger.warning(
+                "A statement in the place of its rows was passed over: it names no captured database. schema=%s "
+                "statement=%s",
+                statement.schema,
+                _short(statement),
+            )
         return True
 
     def _check_undone(self, layout: TableLayout, transaction: SourceTransaction) -> None:
@@ -262,6 +301,13 @@ _TO_ROWS: Final = (
     "programs that set it for their session, and for tables with a transaction-precise period. To have such "
     'statements in the log as text, which only a MariaDB can apply, set the option statements = "record". '
 )
+
+
+def _refused(statement: Statement, transaction: SourceTransaction, *, undone: bool) -> UnsupportedEventError:
+    if undone:
+        return transaction.refused(f"the statement {_short(statement)} in a part that was rolled back")
+    what = f"the statement {_short(statement)} stands in the place of the rows that it changed; it"
+    return transaction.refused(what, _TO_ROWS)
 
 
 def _metadata(group: EventGroup) -> Options:

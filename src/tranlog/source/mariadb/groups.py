@@ -15,6 +15,7 @@ from zlib import crc32
 
 import msgspec
 
+from tranlog.change import TableName
 from tranlog.errors import PositionLostError, UnsupportedEventError
 from tranlog.source.mariadb.events import (
     AFTER_FLAGS,
@@ -63,6 +64,7 @@ class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
     `position` is the one after it, `timestamp` the seconds of its last event, `size` the bytes of its events.
     `taken_back` are half-open ranges of event numbers that a ROLLBACK or a savepoint undid. `void`: the group is one
     of the parts of a two-phase ALTER that change nothing. `changes` counts events of captured rows, and statements.
+    `statements` counts those. `beyond` are, of one beyond its limit, the captured tables whose rows were dropped.
     `xa` says what it does to the XA transaction `gtid.xid`. `gtids_before` are the GTIDs before one that
     prepares. `again`: it comes
     for the second time, since the stream was opened before the position.
@@ -76,6 +78,8 @@ class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
     taken_back: tuple[tuple[int, int], ...]
     void: bool
     changes: int
+    statements: int
+    beyond: tuple[TableName, ...]
     xa: XaStep | None
     gtids_before: tuple[DomainGtid, ...]
     again: bool
@@ -104,6 +108,7 @@ _ROWS: Final = frozenset(int(kind) for kind in ROWS_EVENTS)
 _TABLE_NUMBER: Final = slice(HEADER_BYTES, HEADER_BYTES + 6)
 _NAMED_TABLES: Final = 5
 _QUERY: Final = int(EventType.QUERY)
+_STATEMENTS: Final = frozenset({_QUERY, int(EventType.EXECUTE_LOAD_QUERY)})
 _INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
 
 
@@ -122,8 +127,13 @@ class GroupAssembler:
         transaction_bytes_max: int,
         captures: Callable[[str], bool] = lambda _: True,
         opened_at: tuple[DomainGtid, ...] | None = None,
+        names_beyond: bool = False,
     ) -> None:
-        """`opened_at`: the stream begins after these GTIDs, before `position`."""
+        """`opened_at`: the stream begins after these GTIDs, before `position`.
+
+        `names_beyond`: of a transaction beyond its limit the rows are dropped and the tables named; else it is refused.
+        """
+        self._names_beyond = names_beyond
         self._new_store = new_store
         self._limit = transaction_bytes_max
         self._captures = captures
@@ -207,7 +217,8 @@ class GroupAssembler:
         self._gtid = gtid
         self._store = self._new_store()
         self._xa = None
-        self._count = self._changes = 0
+        self._count = self._changes = self._statements = 0
+        self._beyond: _Beyond | None = None
         self._size = self._stored = len(event)
         _, _, _, size, end, _ = HEADER.unpack_from(event)
         self._start = end - size
@@ -230,20 +241,36 @@ class GroupAssembler:
             if event[_TABLE_NUMBER] in self._passed:
                 return
             self._changes += 1
-        store.append(event)
-        self._count += 1
-        self._stored += len(event)
-        if self._stored > self._limit:
+        if self._beyond is None or self._beyond.keeps(event):
+            store.append(event)
+            self._count += 1
+            self._stored += len(event)
+            if self._stored > self._limit:
+                self._pass_limit(event, store)
+
+    def _pass_limit(self, event: bytes, store: EventStore) -> None:
+        """Drop the rows of a transaction and name its tables. Raises UnsupportedEventError where that is not enough."""
+        beyond, whole_size, whole = _Beyond(), self._stored, self._beyond is None
+        if self._names_beyond and whole:
+            self._beyond, self._store = beyond, self._new_store()
+            self._count = self._stored = 0
+            for one in store:
+                if beyond.keeps(one):
+                    self._store.append(one)
+                    self._count += 1
+                    self._stored += len(one)
+        if not self._names_beyond or not whole or self._stored > self._limit:
             assert self._gtid is not None
             tables = tables_of(store)
             named = f", with changes of {tables}," if tables else ""
             raise self._stop(
                 event,
-                f"the transaction with GTID {self._gtid.gtid}{named} has {self._stored} bytes so far, and "
+                f"the transaction with GTID {self._gtid.gtid}{named} has {whole_size} bytes so far, and "
                 f"the option "
                 f"transaction_bytes_max allows {self._limit}",
                 "Raise the option if the disks have room for it, then start capture again",
             )
+        store.close()
 
     def _meet_table(self, event: bytes) -> None:
         """Note whether rows of a table are to be kept; what is not captured takes no room."""
@@ -295,6 +322,7 @@ class GroupAssembler:
 
     def _keep_statement(self, event: bytes) -> None:
         self._changes += 1
+        self._statements += 1
         self._checksum = crc32(_text_of(event), self._checksum)
         self._keep(event)
 
@@ -325,6 +353,8 @@ class GroupAssembler:
             taken_back=tuple(self._taken_back),
             void=gtid.alter_phase in ("start", "rollback"),
             changes=self._changes,
+            statements=self._statements,
+            beyond=() if self._beyond is None else tuple(self._beyond.tables),
             xa=self._xa,
             gtids_before=before,
             again=again,
@@ -386,6 +416,25 @@ class GroupAssembler:
                 event, "an INCIDENT event: the server lost changes before it could write them", START_ANEW
             )
         return self._stop(event, f"a {name}", START_ANEW)
+
+
+class _Beyond:
+    """What is kept of a transaction beyond its limit: the tables that its rows are of, and its statements."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, TableName] = {}
+        self.tables: dict[TableName, None] = {}
+
+    def keeps(self, event: bytes) -> bool:
+        """Take an event of captured tables; return whether it is one of those that stay. Raises EventFormatError."""
+        kind, number = event[4], event[_TABLE_NUMBER]
+        if kind == _TABLE_MAP:
+            self._names[number] = table_map_name(event)
+        elif kind in _ROWS:
+            if number not in self._names:
+                raise EventFormatError(why="rows of a table without a table map")
+            self.tables[self._names[number]] = None
+        return kind in _STATEMENTS
 
 
 def tables_of(events: Iterable[bytes]) -> str:

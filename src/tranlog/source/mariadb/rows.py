@@ -84,7 +84,7 @@ class _Shape:
     """All that a decoder or an encoder depends on: tables of equal shapes share one."""
 
     columns: tuple[tuple[FieldType, int, MariadbType], ...]
-    shown: int
+    carried: tuple[int, ...]
     encodes: bool
 
 
@@ -96,19 +96,34 @@ def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecode
     return cast(RowsDecoder, _checked(table, types, encodes=False))
 
 
-def rows_encoder(table: BinlogTable, types: Sequence[MariadbType], *, shown: int | None = None) -> RowsEncoder:
+def rows_encoder(
+    table: BinlogTable, types: Sequence[MariadbType], *, carried: Sequence[int] | None = None
+) -> RowsEncoder:
     """Return what gives a table's rows as `payload.encode_row` writes them; else as `rows_decoder`.
 
-    `shown`: so many columns from the first are of use; what the rows hold after them is left out.
+    `carried`: the places of the columns that are of use, all by default; what the rows hold in others is left out.
     """
-    return cast(RowsEncoder, _checked(table, types, encodes=True, shown=shown))
+    return cast(RowsEncoder, _checked(table, types, encodes=True, carried=carried))
+
+
+def encoder_of_present(
+    table: BinlogTable, types: Sequence[MariadbType], carried: Sequence[int], present: int
+) -> RowsEncoder:
+    """Return the encoder of images that hold some columns alone, those of `carried` among them.
+
+    `present`: a bit for each column that they hold, the first's lowest.
+    """
+    held = [at for at in range(len(types)) if present >> at & 1]
+    part = replace(table, columns=tuple([table.columns[at] for at in held]))
+    return rows_encoder(part, [types[at] for at in held], carried=[held.index(at) for at in carried])
 
 
 def _checked(
-    table: BinlogTable, types: Sequence[MariadbType], *, encodes: bool, shown: int | None = None
+    table: BinlogTable, types: Sequence[MariadbType], *, encodes: bool, carried: Sequence[int] | None = None
 ) -> Callable[[bytes, int], list[Any]]:
     columns = tuple((column.kind, column.length, kind) for column, kind in zip(table.columns, types, strict=True))
-    decode = _compile(_Shape(columns=columns, shown=len(columns) if shown is None else shown, encodes=encodes))
+    places = tuple(range(len(columns)) if carried is None else carried)
+    decode = _compile(_Shape(columns=columns, carried=places, encodes=encodes))
     name = f"{table.schema}.{table.table}"
 
     def checked(event: bytes, at: int) -> list[Any]:
@@ -140,7 +155,7 @@ def rows_decoder_source(shape: _Shape, scope: dict[str, Any]) -> str:
     null_bytes = (count + 7) // 8
     scope["from_bytes"] = int.from_bytes
     nulls = "raw[at]" if null_bytes == 1 else f"from_bytes(raw[at : at + {null_bytes}], 'little')"
-    row = "(" + ", ".join(f"c{at}" for at in range(shape.shown)) + ",)"
+    row = "(" + ", ".join(f"c{at}" for at in shape.carried) + ",)"
     null = "None"
     if shape.encodes:
         pieces = [piece.as_coded() for piece in pieces]

@@ -40,6 +40,7 @@ _WANTED: Final = (
     ("binlog_row_image", "FULL"),
     ("binlog_row_metadata", "FULL"),
 )
+_EVENTS_AT_ONCE: Final = 1000
 _FILE_START: Final = 4
 """Every binlog file begins with four bytes that are no event."""
 
@@ -306,6 +307,22 @@ class ServerBinlog:
                 f"{gtid_text(position.gtids) or '(none)'}: it is not the file that was captured"
             )
         return None
+
+    def statements_after(self, place: tuple[str, int]) -> Iterator[tuple[tuple[str, int], str]]:
+        """Yield the statements of the binlog from a place on, file and offset between two events, with that after each.
+
+        As SHOW BINLOG EVENTS tells them; an empty one stands for events that are none. All that was written before the
+        call is among them. Raises PositionLostError where the file is purged.
+        """
+        file, offset = place
+        names = [name for name, _ in self._files()]
+        if file not in names:
+            raise PositionLostError(event_id=f"{file}:{offset}", why=f"{self._options.where} has purged {file}")
+        for name in names[names.index(file) :]:
+            offset = offset if name == file else _FILE_START
+            while rows := self._control.rows(f"SHOW BINLOG EVENTS IN '{name}' FROM {offset:d} LIMIT {_EVENTS_AT_ONCE}"):
+                for _, _, kind, _, offset, info in rows:
+                    yield (name, offset), str(info) if str(kind).startswith("Query") else ""
 
     def _is_boundary(self, file: str, offset: int) -> bool:
         """Whether an event of the file begins at the offset, or the last one ends there."""

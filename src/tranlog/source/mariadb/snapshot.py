@@ -75,6 +75,10 @@ class MariadbSnapshot:
             clause += f"ORDER BY {', '.join(names)} LIMIT {limit}"
         return self._tables.select(table, self._connection, clause)
 
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield all rows; see `Snapshot.rows`. While the server writes a binlog, no savepoint frees the lock."""
+        return self._tables.select(table, self._connection)
+
     def covers(self, event_id: str) -> bool:
         """Whether the transaction of this event id is in the rows."""
         return self.position.covers(BinlogPosition.parse(event_id))

@@ -22,6 +22,7 @@ from tranlog.source.mariadb.events import Xid
 from tranlog.source.mariadb.following import BinlogFollower
 from tranlog.source.mariadb.fragments import FragmentMaker
 from tranlog.source.mariadb.groups import EventGroup
+from tranlog.source.mariadb.lone_tables import LoneTables
 from tranlog.source.mariadb.position import BinlogPosition, StartNow, parse_start
 from tranlog.source.mariadb.server_binlog import ServerBinlog
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
@@ -67,7 +68,7 @@ class MariadbSource:
         self._binlog = ServerBinlog(options, self._control)
         catalog = Catalog(options, self._control)
         self._alike = AlikeColumns(options, catalog)
-        self._captured = CapturedTables(options, catalog, self._alike)
+        self._captured = CapturedTables(options, catalog, self._alike, LoneTables(catalog, self._binlog))
         self._follower = BinlogFollower(options, self._clock, self._control, self._binlog, self._captured)
         self._maker = FragmentMaker(options, self._captured, self._alike)
         self._started = False

@@ -59,7 +59,10 @@ class MariadbTables:
 
     def _table(self, schema: str, table: str, versioned: bool) -> TableMap:
         catalog = self._catalog
-        listed = catalog.columns(schema, table)
+        known = catalog.table(schema, table)
+        generated = frozenset() if known is None else known.generated
+        every = catalog.columns(schema, table)
+        listed = [column for column in every if column.name not in generated] or every
         types = [type_in_catalog(f"{schema}.{table}", column) for column in listed]
         columns = [
             kind.column(column.name, nullable=column.nullable) for kind, column in zip(types, listed, strict=True)
@@ -76,7 +79,7 @@ class MariadbTables:
             table,
             columns,
             primary_key=[place[name] for name in key],
-            known=catalog.table(schema, table),
+            known=known,
         )
         self._types[found] = tuple(types)
         self._versioned[found] = versioned

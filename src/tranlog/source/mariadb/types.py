@@ -120,9 +120,11 @@ class KnownTable:
 
     `types` by column, as information_schema spells them; keys by the names of their columns; `transactional` says
     whether a ROLLBACK undoes its changes; `changed_at` is the second of its last definition, None where nobody knows.
+    `generated` are the columns that follow from others.
     """
 
     types: Mapping[str, str]
+    generated: frozenset[str] = frozenset()
     unique_keys: tuple[tuple[str, ...], ...] = ()
     foreign_keys: tuple[KnownForeignKey, ...] = ()
     transactional: bool = True
@@ -481,8 +483,18 @@ def type_in_catalog(table: str, column: CatalogColumn) -> MariadbType:
 _HASH_OF_KEY: Final = re.compile(r"DB_ROW_HASH_\d+")
 
 
-def shown_columns(table: BinlogTable, known: KnownTable | None) -> int:
-    """Return how many columns a table shows: after them rows hold the server's own hashes of long unique keys."""
+def carried_columns(table: BinlogTable, known: KnownTable | None) -> tuple[int, ...]:
+    """Return the places of the columns that are carried.
+
+    Left out are the server's own hashes of long unique keys, which stand last, and generated columns: from 11.8 on an
+    update's images have neither. A table of generated columns alone has all of them.
+    """
+    generated = frozenset() if known is None else known.generated
+    shown = range(_shown_columns(table, known))
+    return tuple([at for at in shown if table.columns[at].name not in generated]) or tuple(shown)
+
+
+def _shown_columns(table: BinlogTable, known: KnownTable | None) -> int:
     shown = len(table.columns)
     while shown > 1:
         last = table.columns[shown - 1]

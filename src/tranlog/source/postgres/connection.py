@@ -91,7 +91,10 @@ class PostgresSourceOptions:
     spool_directory: str | None = field(default=None, metadata={"path": True, "example": "spool"})
     """Where such files are made; None takes the system's directory for temporary files."""
     transaction_bytes_max: int = 1 << 30
-    """A larger transaction is refused."""
+    """A larger transaction is not taken: `on_gap` says what becomes of it."""
+    on_gap: Literal["gap", "stop"] = "gap"
+    """What capture cannot carry, where it is certain which tables it changed: `gap` goes on, and targets wait for a
+    load of these tables; `stop` ends capture."""
     read_bytes: int = 8 << 20
     """After so many bytes `read` ends, so that its caller can make them durable."""
     feedback_s: float = 1.0
@@ -128,6 +131,7 @@ class PostgresSourceOptions:
             ("unlogged", ("refuse", "ignore")),
             ("ddl_capture", ("off", "event_trigger")),
             ("load_snapshot", ("chunk", "export")),
+            ("on_gap", ("gap", "stop")),
         ):
             if getattr(self, option) not in allowed:
                 raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")

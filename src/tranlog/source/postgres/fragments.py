@@ -1,7 +1,8 @@
 """From a committed transaction's messages to fragments.
 
 Owns what becomes of each message: rows, TRUNCATE as a statement at its place, what sessions gave to
-pg_logical_emit_message as metadata, our own heartbeats and recorded DDL.
+pg_logical_emit_message as metadata, our own heartbeats and recorded DDL; and which tables' changes are left out, as a
+gap.
 
 Source: PostgreSQL's manual, "pg_logical_emit_message".
 """
@@ -14,8 +15,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tranlog.change import HEARTBEAT, NOOP, Fragment, Op, Statement, TableMap
+from tranlog.change import HEARTBEAT, NOOP, Fragment, Statement, TableMap, TableName
 from tranlog.errors import UnsupportedEventError
+from tranlog.gaps import TableGap, beyond_limit
 from tranlog.row_touches import RowTouches
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.postgres.catalog import quoted_table
@@ -90,14 +92,22 @@ class PostgresFragmentMaker:
         tstamp = group.timestamp // 1000
         metadata: list[tuple[str, str]] = [_DBMS, ("xid", str(group.xid))]
         noop = ""
+        missing: dict[TableName, str] = {}
         messages = iter(group)
         while batch := list(islice(messages, _BATCH_MESSAGES)):
             at = 0
             while at < len(batch):
                 raw = batch[at]
                 if raw[0] in _ROWS:
-                    table, op, images, at = self._rows(batch, at, group, before)
-                    yield from packer.add_encoded_rows(table, op, images, event_id=event_id, tstamp=tstamp)
+                    if (group.beyond or missing) and self._is_missing(raw, group, missing):
+                        at += 1
+                        continue
+                    try:
+                        layout, op, images, at = encode_run(batch, at, self._relations.layouts, streamed=group.streamed)
+                    except NoBeforeImageError as exc:
+                        self._miss(exc.table, group, before, missing)
+                        continue
+                    yield from packer.add_encoded_rows(layout.table, op, images, event_id=event_id, tstamp=tstamp)
                     continue
                 at += 1
                 if raw[0] in _ANNOUNCING:
@@ -121,7 +131,10 @@ class PostgresFragmentMaker:
                         raise MessageFormatError(f"a message {other} inside a transaction")
                 if statement is not None and (cut := packer.add(statement, event_id=event_id, tstamp=tstamp)):
                     yield cut
-        if packer.emitted or len(packer):
+        if missing:
+            gap = TableGap(tables=tuple(missing), reason=next(iter(missing.values())))
+            yield packer.finish_gap(gap, event_id=event_id, tstamp=tstamp, metadata=tuple(metadata))
+        elif packer.emitted or len(packer):
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=tuple(metadata))
         elif noop:
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=((NOOP, noop), *metadata))
@@ -133,21 +146,33 @@ class PostgresFragmentMaker:
         elif isinstance(message, TypeMessage):
             self._relations.note_type(message)
 
-    def _rows(
-        self, batch: list[bytes], at: int, group: WholeTransaction, before: WalPosition
-    ) -> tuple[TableMap, Op, list[bytes], int]:
-        try:
-            layout, op, images, at = encode_run(batch, at, self._relations.layouts, streamed=group.streamed)
-        except NoBeforeImageError as exc:
-            table = quoted_table(exc.table.schema, exc.table.table)
+    def _is_missing(self, raw: bytes, group: WholeTransaction, missing: dict[TableName, str]) -> bool:
+        """Whether a row is of a table whose changes are left out; of a transaction beyond its limit all are."""
+        head = 5 if group.streamed else 1
+        number = int.from_bytes(raw[head : head + 4], "big")
+        layout = self._relations.layouts.get(number)
+        if layout is None:
+            raise MessageFormatError(f"a row of table {number}, which was not defined")
+        name = layout.table.schema, layout.table.table
+        if group.beyond:
+            missing[name] = beyond_limit(group.size, self._options.transaction_bytes_max)
+        return name in missing
+
+    def _miss(
+        self, table: TableMap, group: WholeTransaction, before: WalPosition, missing: dict[TableName, str]
+    ) -> None:
+        """Leave out a table's changes, of which one has no row as it was. Raises UnsupportedEventError by option."""
+        what = f"a change of {table.name} in transaction {group.xid} came without the row as it was: the table did "
+        what += "not have the replica identity FULL then"
+        if self._options.on_gap == "stop":
+            quoted = quoted_table(table.schema, table.table)
             raise UnsupportedEventError(
-                what=f"a change of {exc.table.name} in transaction {group.xid} came without the row as it was: the "
-                "table did not have the replica identity FULL then",
+                what=what,
                 event_id=str(before),
-                remedy=f'Run at the source: ALTER TABLE {table} REPLICA IDENTITY FULL; then set identity = "key" until '
+                remedy=f'Run at the source: ALTER TABLE {quoted} REPLICA IDENTITY FULL; then set on_gap = "gap" until '
                 "the log is past this transaction, or take a new copy of the target and start a new log",
-            ) from exc
-        return layout.table, op, images, at
+            )
+        missing[table.schema, table.table] = what
 
     def _truncate(self, message: TruncateMessage, tstamp: int) -> Statement:
         tables = [layout.table for oid in message.relations if (layout := self._relations.layouts.get(oid)) is not None]

@@ -60,6 +60,7 @@ class PostgresSnapshot:
 
     def __init__(self, options: PostgresSourceOptions, lsn: int, exported: str) -> None:
         self.lsn = lsn
+        self._options = options
         self.serves_all = options.load_snapshot == "export"
         self._session = _SnapshotSession(options, exported)
         self._tables = PostgresTables(options, self._session)
@@ -82,6 +83,17 @@ class PostgresSnapshot:
             tail = f"ORDER BY {', '.join(names)} LIMIT {limit}"
         yield from self._tables.select(table, self._session.connection, condition=condition, tail=tail)
         self._tables.check_as_it_was(table)
+
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield all rows; see `Snapshot.rows`."""
+        connection = self._session.connection
+        try:
+            connection.execute("SAVEPOINT tranlog_rows")
+            yield from self._tables.select(table, connection)
+            self._tables.check_as_it_was(table)
+            connection.execute("ROLLBACK TO SAVEPOINT tranlog_rows")
+        except (psycopg.Error, OSError) as exc:
+            raise translated(exc, self._options) from exc
 
     def covers(self, event_id: str) -> bool:
         """Whether the transaction of this event id is in the rows."""

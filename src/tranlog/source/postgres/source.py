@@ -172,6 +172,7 @@ class PostgresSource:
             new_store=lambda: WaitingEvents(options.memory_bytes, options.spool_directory),
             memory_bytes=options.memory_bytes,
             transaction_bytes_max=options.transaction_bytes_max,
+            names_beyond=options.on_gap == "gap",
         )
         self._watch.connected()
         self._retry.connected()

@@ -3,7 +3,8 @@
 Owns where a transaction begins and ends, the parts of streamed ones that come in between, and what a rollback of a
 savepoint takes back. Rows are decoded later. Pure: where messages wait is the caller's `MessageSpool`. The hard idea:
 nothing is handed on before the commit is there. The server sends a large transaction in parts while it is open, several
-at a time, and takes parts of it back by the number of their subtransaction.
+at a time, and takes parts of it back by the number of their subtransaction. Of one beyond its limit
+only the tables of its rows are kept: one message for each, cut to its head.
 
 Source: PostgreSQL's manual, "Streaming of Large Transactions for Logical Decoding".
 """
@@ -60,7 +61,8 @@ class WholeTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     `end_lsn` is the first byte after its commit record, `timestamp` microseconds UTC, `size` the bytes of its messages.
     `streamed`: each message is preceded by its xid. `taken_back`: xids of its subtransactions that were rolled back.
-    `announces`: it holds a table's definition.
+    `announces`: it holds a table's definition. `beyond`: it was beyond its limit, and of its rows one is there for each
+    table and subtransaction, cut behind the table's number.
     """
 
     xid: int
@@ -71,6 +73,7 @@ class WholeTransaction(msgspec.Struct, frozen=True, kw_only=True):
     streamed: bool = False
     taken_back: frozenset[int] = frozenset()
     announces: bool = False
+    beyond: bool = False
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the messages that count: also the tables and types of what was taken back, which stay announced."""
@@ -85,11 +88,14 @@ class WholeTransaction(msgspec.Struct, frozen=True, kw_only=True):
 class _Open:
     """A transaction whose commit has not come."""
 
-    __slots__ = ("announces", "messages", "size", "taken_back")
+    __slots__ = ("announces", "heads", "messages", "size", "stored", "taken_back")
 
     def __init__(self, messages: MessageSpool) -> None:
         self.messages = messages
         self.size = 0
+        self.stored = 0
+        self.heads: set[bytes] | None = None
+        """Of one beyond its limit: the heads of rows that are kept, for the definitions that count now."""
         self.announces = False
         self.taken_back: set[int] = set()
 
@@ -106,7 +112,16 @@ class TransactionAssembler:
     exception nothing more may be fed. Raises: UnsupportedEventError, MessageFormatError, and what the stores raise.
     """
 
-    def __init__(self, *, new_store: Callable[[], MessageSpool], memory_bytes: int, transaction_bytes_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        new_store: Callable[[], MessageSpool],
+        memory_bytes: int,
+        transaction_bytes_max: int,
+        names_beyond: bool = False,
+    ) -> None:
+        """`names_beyond`: of a transaction beyond its limit the tables are kept and no rows; else it is refused."""
+        self._names_beyond = names_beyond
         self._new_store = new_store
         self._memory_bytes = memory_bytes
         self._limit = transaction_bytes_max
@@ -173,7 +188,7 @@ class TransactionAssembler:
         one = self._current
         if one is None:
             return
-        room = min(self._limit - one.size, self._memory_bytes - self._held)
+        room = min(self._limit - one.stored if one.heads is None else 0, self._memory_bytes - self._held)
         rows: list[bytes] = []
         size = 0
         while waiting and waiting[0][:1] in _ROWS and size + len(waiting[0]) <= room:
@@ -182,6 +197,7 @@ class TransactionAssembler:
             size += len(raw)
         one.messages.extend(rows)
         one.size += size
+        one.stored += size
         self._held += size
 
     def _begin(self, xid: int) -> None:
@@ -224,19 +240,44 @@ class TransactionAssembler:
                 raise MessageFormatError(f"a message {raw[:1]!r} outside of a transaction")
         if raw[0] == _RELATION:
             one.announces = True
-        one.messages.append(raw)
         one.size += len(raw)
+        self._put(one, raw)
+        if one.stored > self._limit:
+            self._drop_rows(one)
+        if self._held > self._memory_bytes:
+            self._spill()
+        return None
+
+    def _put(self, one: _Open, raw: bytes) -> None:
+        """Let a message wait; of a transaction beyond its limit, a row only as its table's head."""
+        if one.heads is not None:
+            if raw[:1] in _ROWS:
+                raw = raw[: 9 if self._in_stream else 5]
+                if raw[1:] in one.heads:
+                    return
+                one.heads.add(raw[1:])
+            elif raw[0] == _RELATION:
+                one.heads.clear()
+        one.messages.append(raw)
+        one.stored += len(raw)
         self._held += len(raw)
-        if one.size > self._limit:
+
+    def _drop_rows(self, one: _Open) -> None:
+        """Keep of the rows which tables they are of. Raises UnsupportedEventError where that is not enough."""
+        if self._names_beyond and one.heads is None:
+            whole, one.messages = one.messages, self._new_store()
+            one.heads, one.stored = set(), 0
+            self._held -= whole.memory
+            for raw in whole:
+                self._put(one, raw)
+            whole.close()
+        if one.heads is None or one.stored > self._limit:
             raise UnsupportedEventError(
                 what=f"transaction {self._xid} has {one.size} bytes so far, and the option transaction_bytes_max "
                 f"allows {self._limit}",
                 event_id="",
                 remedy="Raise the option if the disks have room for it, then start capture again",
             )
-        if self._held > self._memory_bytes:
-            self._spill()
-        return None
 
     def _spill(self) -> None:
         """Move the transaction that holds most out of memory."""
@@ -255,6 +296,7 @@ class TransactionAssembler:
             streamed=streamed,
             taken_back=frozenset(one.taken_back),
             announces=one.announces,
+            beyond=one.heads is not None,
         )
 
 

@@ -1,8 +1,8 @@
 """Reading a SQLite source's outbox, a page at a time.
 
 Owns which rows a look reads, and where a transaction ends whose rows triggers wrote: nobody says so, and all of them
-that stand together and are committed by then make one. That end is found once, and then read up to by as many pages as
-it takes.
+that stand together and are committed by then make one, but for a snapshot's place, which stays between two. That end is
+found once, and then read up to by as many pages as it takes.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ class OutboxPages:
         self._check_place = check_place
         self._by_trigger = by_trigger
         self._run_end = 0  # the last id of the transaction at hand, of those that triggers wrote
+        self._snapshot_at = 0
+
+    def keep_apart(self, outbox_id: int) -> None:
+        """Let no transaction have rows both up to this id, a snapshot's newest, and after it."""
+        self._snapshot_at = outbox_id
 
     def read(self, after: int) -> deque[OutboxRow]:
         """Return the next rows after an id. Raises what ends capture for good."""
@@ -103,7 +108,7 @@ class OutboxPages:
         """Return the last id of the rows by triggers that stand together, which were all committed by now."""
         ((found,),) = self._reader.execute(_END_OF_RUN, (number,)).fetchall()
         assert isinstance(found, int)
-        return found
+        return min(found, self._snapshot_at) if number <= self._snapshot_at else found
 
     def _with_values(self, rows: deque[OutboxRow]) -> deque[OutboxRow]:
         """Return rows with what triggers copied, in the open transaction; fewer, where those hold many bytes."""

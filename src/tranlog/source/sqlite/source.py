@@ -508,7 +508,10 @@ class SqliteSource:
 
     def snapshot(self) -> SqliteSnapshot:
         """Return the tables of now, with the outbox's newest id. Raises SourceUnavailableError."""
-        return SqliteSnapshot(self.options.path)
+        snapshot = SqliteSnapshot(self.options.path)
+        if self._pages is not None:
+            self._pages.keep_apart(snapshot.outbox_id)
+        return snapshot
 
     def has_reached(self, snapshot: Snapshot) -> bool:
         """Whether `read` has given all that the snapshot has."""
