@@ -119,8 +119,11 @@ class Row:
 class Bench:
     """Collects the rows of one program. Progress goes to standard error."""
 
-    def __init__(self, question: Question, *, rounds: int | None = None, full: bool = True) -> None:
+    def __init__(
+        self, question: Question, *, rounds: int | None = None, full: bool = True, only: str | None = None
+    ) -> None:
         self.question = question
+        self._only = only
         self._rounds = rounds
         self._full = full
         self.rows: list[Row] = []
@@ -128,6 +131,10 @@ class Bench:
     def rounds(self, wanted: int = ROUNDS) -> int:
         """How many rounds to run: what the command line says, else what the program wants."""
         return wanted if self._rounds is None else self._rounds
+
+    def wants(self, part: str) -> bool:
+        """Whether to run a part of a program: all, or the one that the command line names."""
+        return self._only in (None, part)
 
     def size(self, full: int, *, trying: int) -> int:
         """How large a load to make: `full` for `make bench` and the record, `trying` for a program run by itself."""
@@ -314,9 +321,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 def run(question: Question, measure: Callable[[Bench], None]) -> int:
     """Run a program from the command line; return its exit code: 1 where a must is missed."""
-    options = arguments(question.text).parse_args()
-    bench = Bench(question, rounds=options.rounds, full=options.full or options.record)
+    parser = arguments(question.text)
+    parser.add_argument("--only", metavar="PART", help="one part of a program that has several; is not recorded")
+    options = parser.parse_args()
+    if options.record and options.only is not None:
+        parser.error("--record takes all parts")
+    bench = Bench(question, rounds=options.rounds, full=options.full or options.record, only=options.only)
     measure(bench)
+    if not bench.rows:
+        parser.error(f"there is no part {options.only}")
     if options.json:
         print(json.dumps(as_json(question, bench.rows, date=options.date)))
     else:

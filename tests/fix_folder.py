@@ -22,14 +22,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tranlog.change import Op, Options, RowChange, Statement, TableMap, TableName
-from tranlog.errors import ConflictError, ReplacedError, TargetPositionError, TargetTableError, TransientTargetError
-from tranlog.ids import Seqno
+from tranlog.errors import (
+    ConflictError,
+    DdlStopError,
+    ReplacedError,
+    TargetPositionError,
+    TargetTableError,
+    TargetUnavailableError,
+    TransientTargetError,
+)
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.target.binding import key_text
 from tranlog.target.options import TargetOptions
 from tranlog.target.options import open_target as open_product
-from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
+from tranlog.target.recorded import rows_are_here, rule, shortened, text_of
 from tranlog.target.target import (
+    EQUAL,
+    OPEN,
     Advance,
     Applied,
     ApplyUnit,
@@ -39,6 +51,7 @@ from tranlog.target.target import (
     RefusedError,
     Target,
     TargetKeys,
+    VerdictRow,
 )
 from tranlog.types import UNCHANGED, Value, canonical
 
@@ -238,6 +251,26 @@ class FolderPositions:
     def store_loads(self, pipeline: str, states: Options) -> None:
         self._folder.state["pipelines"][pipeline].setdefault("loads", {}).update(states)
 
+    def read_verdicts(self, pipeline: str) -> list[VerdictRow]:
+        with self._folder.locked() as state:
+            found = state["pipelines"].get(pipeline, {}).get("verdicts", {})
+            return [VerdictRow(**row) for _, row in sorted(found.items())]
+
+    def begin_verdicts(self, pipeline: str, rows: Sequence[VerdictRow]) -> None:
+        kept = self._folder.state["pipelines"][pipeline].setdefault("verdicts", {})
+        for row in rows:
+            through = kept.get(row.table, {}).get("verified_through", NO_SEQNO)
+            kept[row.table] = msgspec.structs.asdict(row) | {"verified_through": through}
+
+    def judge(self, pipeline: str, row: VerdictRow) -> None:
+        with self._folder.transaction() as state:
+            kept = state["pipelines"].get(pipeline, {}).get("verdicts", {}).get(row.table, {})
+            same = ("verify", "seqno", "token")
+            if kept.get("verdict") == OPEN and all(kept[name] == getattr(row, name) for name in same):
+                kept |= {"verdict": row.verdict, "detail": row.detail}
+                if row.verdict == EQUAL:
+                    kept["verified_through"] = row.seqno
+
     def read_plans(self, pipeline: str) -> dict[Seqno, str]:
         with self._folder.locked() as state:
             found = state["pipelines"].get(pipeline, {}).get("plans", {})
@@ -436,7 +469,7 @@ class FolderRows:
         pass
 
     def _pass_over(self, unit: ApplyUnit, statement: Statement) -> None:
-        why, emptied = passed_over(
+        ruling = rule(
             unit,
             statement,
             ddl=self._options.ddl,
@@ -444,7 +477,10 @@ class FolderRows:
             runs_ddl_of=(),
             has_sequences=False,
         )
-        for schema, name in emptied:
+        why = ruling.passed_over
+        if ruling.edits:
+            raise DdlStopError(seqno=unit.seqno, text=shortened(text_of(statement)), why="a folder does not follow")
+        for schema, name in ruling.emptied:
             there = self._folder.table(TableMap(schema=schema, table=name, columns=()))
             if not name or (there is not None and there.rows):
                 raise rows_are_here(unit, statement, (schema, name), self._options.ddl)
@@ -488,6 +524,9 @@ class FolderRows:
                 "keys": keys,
             }
         return f"table {table.name}"
+
+    def hold_snapshot(self) -> None:
+        raise TargetUnavailableError(where="a folder", why="it has no snapshots")
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         with self._folder.locked():

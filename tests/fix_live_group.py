@@ -7,11 +7,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tranlog.change import Statement
+from tranlog.disk import OS_DISK, Disk
+from tranlog.errors import GroupOrderError
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.upkeep.diff import diff
 from tranlog.replication.acting.client import AsyncGroup, RemoteGroup
@@ -53,16 +55,20 @@ def differences(one: Path, other: Path) -> str:
 class LiveGroup:
     """Nodes by name, each in a folder of its name; the event loop runs in a thread of its own."""
 
-    def __init__(self, folder: Path, names: str, tls: Callable[[str], Contexts] | None = None) -> None:
-        """`tls` makes both sides of TLS for a node by its name."""
+    def __init__(self, folder: Path, names: str, tls: Callable[[str], Contexts] | None = None, **options: Any) -> None:
+        """`tls` makes both sides of TLS for a node by its name; `options` are those of each node."""
         self.folder = folder
         self._tls: Callable[[str], Contexts] = tls or (lambda name: (None, None))
         self.loop = asyncio.new_event_loop()
         self.options = {
-            name: NodeOptions(dir=str(folder / name), group="shop", node=name, listen=f"127.0.0.1:{free_port()}")
+            name: NodeOptions(
+                dir=str(folder / name), group="shop", node=name, listen=f"127.0.0.1:{free_port()}", **options
+            )
             for name in names
         }
         self.nodes: dict[str, GroupNode] = {}
+        self.disks: dict[str, Disk] = {}
+        """By name, of nodes that have another one than the system's."""
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop")
         self._thread.start()
 
@@ -80,7 +86,8 @@ class LiveGroup:
 
         async def begin() -> GroupNode:
             server, client = self._tls(name)
-            node = GroupNode(self.options[name], server_tls=server, client_tls=client)
+            disk = self.disks.get(name, OS_DISK)
+            node = GroupNode(self.options[name], server_tls=server, client_tls=client, disk=disk)
             await node.start()
             return node
 
@@ -101,9 +108,11 @@ class LiveGroup:
         found_group(self.options[first])
         for name in self.options:
             self.start(name)
-        self.await_primary()
         for name in others:
-            self.order(first, "add", name=name, address=self.options[name].listen)
+            while name not in {one.name for one in self.nodes[first].standing.config.members if one.votes}:
+                with suppress(GroupOrderError):  # on a crowded machine the primary may lose its majority meanwhile
+                    self.order(self.await_primary(), "add", name=name, address=self.options[name].listen)
+        self.await_primary()
 
     def add(self, name: str, **body: object) -> None:
         """Start another node, and have it admitted."""
@@ -166,9 +175,11 @@ def eventually(found: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def live_group(folder: Path, names: str = "abc", tls: Callable[[str], Contexts] | None = None) -> Iterator[LiveGroup]:
-    """Run a group while the block runs."""
-    group = LiveGroup(folder, names, tls)
+def live_group(
+    folder: Path, names: str = "abc", tls: Callable[[str], Contexts] | None = None, **options: Any
+) -> Iterator[LiveGroup]:
+    """Run a group while the block runs; as `LiveGroup`."""
+    group = LiveGroup(folder, names, tls, **options)
     try:
         group.form()
         yield group

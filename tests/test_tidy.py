@@ -30,6 +30,7 @@ SUBJECTS = {
     " windows",
     "queues": "bad_input",
     "pipeline": "filtered_channel lost_positions model mutants orders parallelization tungsten_log",
+    "replication/acting": "bad_input lives page",
     "service": "bad_input spark_options views",
     "source/mariadb": "options",
     "source/sqlite": "fuzz",

@@ -55,8 +55,11 @@ if TYPE_CHECKING:
     from tranlog.queues.store import MessageStore
     from tranlog.replication.acting.client import (
         AsyncGroup,
+        EventFound,
+        EventNotFound,
         FailedOver,
         NotPrimary,
+        Purged,
         RemoteGroup,
         RolledBack,
         Satisfied,
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from tranlog.source.packer import pack
     from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
     from tranlog.target.options import TargetOptions, open_target
+    from tranlog.tls import group_side
     from tranlog.types import LogicalType, value_text
 
 __all__ = [
@@ -84,6 +88,8 @@ __all__ = [
     "DropColumns",
     "EachBatch",
     "EachTransaction",
+    "EventFound",
+    "EventNotFound",
     "Exclude",
     "FailedOver",
     "Gtid",
@@ -102,6 +108,7 @@ __all__ = [
     "Pipeline",
     "PipelineStatus",
     "PresentRows",
+    "Purged",
     "QueueStoreOptions",
     "RemoteGroup",
     "RemoteLog",
@@ -126,6 +133,7 @@ __all__ = [
     "connect",
     "connect_async",
     "decode",
+    "group_side",
     "open_remote",
     "open_target",
     "pack",
@@ -191,9 +199,12 @@ _HOMES = {
     "source.packer": ("pack",),
     "replication.acting.client": (
         "AsyncGroup",
+        "EventFound",
+        "EventNotFound",
         "FailedOver",
         "RemoteGroup",
         "NotPrimary",
+        "Purged",
         "RolledBack",
         "Satisfied",
         "TimedOut",
@@ -211,6 +222,7 @@ _HOMES = {
         "TargetOptions",
         "open_target",
     ),
+    "tls": ("group_side",),
     "types": (
         "LogicalType",
         "value_text",

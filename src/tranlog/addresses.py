@@ -16,6 +16,10 @@ def split_address(option: str, text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ConfigError(option=option, value=text, why="must be HOST:PORT")
+    try:
+        host.encode("idna")
+    except UnicodeError as exc:
+        raise ConfigError(option=option, value=text, why="its host is no name that a host can have") from exc
     return host, int(port)
 
 

@@ -129,7 +129,7 @@ class GroupCommit:
                 return self._sync
 
     def wait(self, turn: Turn, target: int) -> int:
-        """Return once `target` is durable, or what is left of it: sync, or wait for whoever syncs.
+        """Return once `target` is durable, or what is left of it, and what that is: sync, or wait for whoever syncs.
 
         The lock is not held. Raises whatever has closed the log meanwhile.
         """
@@ -158,6 +158,8 @@ class GroupCommit:
                         raise self._log.sync_failed(failure) from failure
                     if self._sync is turn:  # else a call from a signal's handler began another one over it
                         self._log.synced(turn.place)
+                        if target <= min(turn.place, self._log.durable):
+                            return target
                 elif not told:
                     self._leave(turn)
                     self._waking = None

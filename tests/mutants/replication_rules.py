@@ -44,6 +44,15 @@ REPLICATION = (
         ),
     ),
     _mutant(
+        "vote-kept-in-memory",
+        "no vote gets into the node's file",
+        (
+            "tranlog.replication.acting.state",
+            "raw = slot_bytes(stored, self._number)",
+            "raw = slot_bytes(__import__('msgspec').structs.replace(stored, epoch=0, candidate=''), self._number)",
+        ),
+    ),
+    _mutant(
         "two-votes-an-epoch",
         "a second candidate gets a vote of the same epoch",
         (
@@ -75,6 +84,15 @@ REPLICATION = (
             RULES + "config",
             "return min(len(config.voters) // 2 + 1, len(config.copies))",
             "return len(config.copies) // 2 + 1",
+        ),
+    ),
+    _mutant(
+        "one-ack-too-few",
+        "a majority of copies has one less",
+        (
+            RULES + "config",
+            "return min(len(config.voters) // 2 + 1, len(config.copies))",
+            "return min(len(config.voters) // 2 + 1, len(config.copies)) - (len(config.copies) > 2)",
         ),
     ),
     _mutant(

@@ -24,6 +24,7 @@ from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.service.commands import cli
 from tranlog.service.config.config import load
 from tranlog.service.config.exposure import Role
+from tranlog.service.config.urls import following, source_url, target_url
 from tranlog.service.process.operating import OperatingOptions
 from tranlog.service.thl import thl
 from tranlog.source.sqlite import connect
@@ -270,6 +271,25 @@ def test_init_never_overwrites(shop: Shop) -> None:
     }
     assert shop("--conf nowhere/b.toml init")[0] == 4
     assert shop("--conf c.toml --service a/b init")[0] == 2
+
+
+def test_init_by_two_urls_writes_what_a_copy_goes_on_by(shop: Shop) -> None:
+    """`tranlog copy --follow` and a run by that file are one; its owner alone reads a password."""
+    urls = "--from mariadb://us:hush@db1/shop --to postgresql://user:hush@db2/shop"
+    assert shop.json(f"--conf u.toml init {urls}") == {"file": "u.toml", "service": "copy-of-shop"}
+    text = Path("u.toml").read_text()
+    assert text == following(source_url(urls.split()[1]), target_url(urls.split()[3]), (), None)
+    assert Path("u.toml").stat().st_mode & 0o077 == 0
+    assert shop("--conf u.toml config check")[0] == 0
+    assert shop(f"--conf v.toml --service named init {urls}")[0] == 0
+    assert load("v.toml", environ={}).service == "named"
+    code, _, err = shop(f"--conf u.toml init {urls}")
+    assert code == 2 and "is there already" in err and "hush" not in err
+    for words in ("--from sqlite:///a.db", "--to sqlite:///a.db", f"{urls} --source mariadb"):
+        code, _, err = shop(f"--conf w.toml init {words}")
+        assert code == 2 and "stand together" in err
+    assert shop("--conf w.toml init --from oracle://x/y --to sqlite:///a.db")[0] == 2
+    assert not Path("w.toml").exists()
 
 
 def test_a_command_without_the_part_it_needs(shop: Shop) -> None:

@@ -41,6 +41,24 @@ def test_values_become_options(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "more", "ddl"),
+    [
+        ('[source]\nkind = "mariadb"\n', "", "follow"),
+        ('[source]\nkind = "postgres"\ndsn = "host=x"\n', "", "follow"),
+        ('[source]\nkind = "mariadb"\n', 'ddl = "stop"\n', "stop"),
+        ('[source]\nkind = "sqlite"\npath = "s.db"\n', "", "stop"),
+        ('[source]\nkind = "thl"\npath = "thl"\n', "", "stop"),
+        ("", "", "stop"),
+    ],
+)
+def test_tables_follow_a_source_of_another_kind(source: str, more: str, ddl: str, tmp_path: Path) -> None:
+    """Unless the file says else; what kind of database a log is of whose source is not named, nobody knows here."""
+    file = tmp_path / "tranlog.toml"
+    file.write_text(f'[log]\ndir = "log"\n{source}[target]\nkind = "sqlite"\npath = "t.db"\n{more}')
+    assert load(str(file), environ={}).wanted_target().ddl == ddl
+
+
 def test_a_path_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     for said, meant in (("~/log", tmp_path / "me" / "log"), (f"{tmp_path}/log", tmp_path / "log")):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from tranlog.change import Change, Fragment
 from tranlog.clock import SYSTEM_CLOCK
 from tranlog.replication.acting.client import FIND_S, AsyncGroup, Pack, RemoteGroup
-from tranlog.source.packer import pack
+from tranlog.source.packer import ChangePacker
 
 
 def connect_async(
@@ -46,7 +45,7 @@ def connect_group(
 def _packing(name: str) -> Pack:
     source_id = name or socket.gethostname()
 
-    def packed(changes: Iterable[Change], event_id: str) -> Sequence[Fragment]:
-        return pack(changes, source_id=source_id, event_id=event_id, tstamp=SYSTEM_CLOCK.now_ms())
+    def begin(event_id: str) -> ChangePacker:
+        return ChangePacker(source_id=source_id, event_id=event_id, tstamp=SYSTEM_CLOCK.now_ms())
 
-    return packed
+    return begin

@@ -36,6 +36,7 @@ class Checkers:
         self.acknowledged: dict[int, Gtid] = {}
         self.gone: set[Gtid] = set()
         self._committed: dict[NodeId, Gtid] = {}
+        self._undone: dict[NodeId, set[Gtid]] = {}
         self._epochs: dict[NodeId, int] = {}
 
     def started(self, node: NodeId, epoch: int, stored: Stored) -> None:
@@ -133,8 +134,8 @@ class Checkers:
             raise Violation(f"5: the first of epoch {gtid.epoch} at {node} is no no-op")
         if self.digests.setdefault(gtid, row.digest) != row.digest:
             raise Violation(f"3: {gtid} of {node} has other bytes than elsewhere")
-        if gtid in self.gone:
-            raise Violation(f"21: {gtid} was told to be rolled back and is there again at {node}")
+        if gtid in self._undone.get(node, ()):
+            raise Violation(f"21: {node} rolled {gtid} back and holds it again")
 
     def reopened(self, one: SimNode, *, other: bool) -> None:
         """What was durable is there again, and nothing that never was; a rollback is done, or was not begun.
@@ -204,6 +205,8 @@ class Checkers:
         self._committed[node] = gtid
         for seqno in range(max(since, log.first), gtid.seqno + 1):
             held = log.rows[seqno - log.first].gtid
+            if held in self.gone:
+                raise Violation(f"21: {held} was told to be rolled back, and {node} commits it")
             self.truth_in.setdefault(seqno, epoch)  # whoever commits first is its primary
             if self.truth.setdefault(seqno, held) != held:
                 raise Violation(f"14: {node} commits {held}, and {self.truth[seqno]} was committed elsewhere")
@@ -253,14 +256,16 @@ class Checkers:
             raise Violation(f"I43: {node} serves the latest up to {committed}, and {seen} was acknowledged before")
 
     def written(self, gtid: Gtid, having: Mapping[NodeId, Picture]) -> None:
-        """Inv 20: who is named in an answer has it durable."""
+        """Inv 20: who is named in an answer has it durable, or had: a deposed primary may not know better."""
         for node, log in having.items():
-            if log.durable < gtid or log.gtid(gtid.seqno) not in (gtid, None):
+            lacks = log.durable < gtid or log.gtid(gtid.seqno) not in (gtid, None)
+            if lacks and gtid not in self._undone.get(node, ()):
                 raise Violation(f"20: {node} is said to have {gtid}, and its log is durable up to {log.durable}")
 
     def rolled_back(self, one: SimNode, matchpoint: Gtid, before: Sequence[Gtid]) -> None:
         """Inv 26, 27: nothing acknowledged goes; what goes was saved, newest first, under one rid."""
         gone = [gtid for gtid in before if gtid > matchpoint]
+        self._undone.setdefault(one.node, set()).update(gone)
         for gtid in gone:
             if self.truth.get(gtid.seqno) == gtid:
                 raise Violation(f"26: {one.node} rolls back {gtid}, which was committed")

@@ -21,10 +21,9 @@ from tranlog.replication.rules.config import (
 )
 from tranlog.replication.rules.packets import (
     NO_GTID,
-    PRIMARY,
     Packet,
 )
-from tranlog.replication.rules.reading import Latest, Position, may_read
+from tranlog.replication.rules.reading import Latest, may_read
 from tranlog.testing.sim_group import CUT_OFF, HeldPlace, SimGroup
 from tranlog.testing.sim_node import transaction_of
 
@@ -135,11 +134,16 @@ class Cluster(SimGroup):
         one = self.nodes[node]
         with self._power(node):
             log = one.open_log.log
-            needed = [held.restart_seqno or 0 for held in read_holds(log.path, disk=log.disk)]
-            needed += [stream.after.seqno + 1 for stream in (one.core.feeder.streams.values() if one.core else ())]
+            keep = {held.name: held.restart_seqno or 0 for held in read_holds(log.path, disk=log.disk)}
+            needed = list(keep.values())
+            one.unheld -= keep.keys()
+            for follower, stream in one.core.feeder.streams.items() if one.core else ():
+                if f"node.{follower}" not in one.unheld:
+                    needed.append(stream.after.seqno + 1)
             if hard:
-                for held in read_holds(log.path, disk=log.disk):
-                    drop_hold(log.path, held.name, disk=log.disk)
+                for name in keep:
+                    drop_hold(log.path, name, disk=log.disk)
+                one.unheld |= keep.keys()
             log.purge(below=Seqno(max(up_to + 1, 0)))
             segments = [(stat.number, stat.first_seqno, stat.last_seqno) for stat in log.segments()]
             self.checkers.purged(one, segments, needed=None if hard else min(needed, default=None))
@@ -166,15 +170,15 @@ class Cluster(SimGroup):
         one = self.nodes[node]
         assert one.core is not None
         seen = max(self.checkers.acknowledged.values(), default=NO_GTID)
+        wish = Latest(one.core.mind.pulse.beat, one.core.mind.committed)
         for later in (100, 500, 2000):
-            self.agenda.after(later, partial(self._read, node, one.starts, Latest(one.core.mind.pulse.beat), seen))
+            self.agenda.after(later, partial(self._read, node, one.starts, wish, seen))
 
     def _read(self, node: NodeId, starts: int, wish: Latest, seen: Gtid) -> None:
         core = self.up().get(node)
         if core is not None and self.nodes[node].starts == starts:
-            mind = core.mind
-            at = Position(mind.committed, 0, mind.state == PRIMARY, mind.epoch, core.confirmed())
-            self.checkers.read(node, seen, mind.committed, allowed=may_read(wish, at, 0))
+            at = core.position()
+            self.checkers.read(node, seen, at.shown, allowed=may_read(wish, at, 0))
 
     # --- runs ---
 

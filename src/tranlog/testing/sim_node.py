@@ -156,6 +156,8 @@ class SimNode:
         self.todo: list[Effect] = []
         self.starts = 0
         self.places: list[Any] = []
+        self.unheld: set[str] = set()
+        """Holds that a purge dropped by force, and that were not set again since."""
         self.lost = self.restored = False
         self.going_back: Gtid | None = None
         self.cut_in_rollback = 0

@@ -5,6 +5,7 @@ Proves docs/protocol.md, "The order of things".
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fix_group import B, gtid
-from fix_live_group import differences, live_group
+from fix_live_group import LONG_S, differences, live_group
 from fix_log import HISTORY, PATH, append_large, fill, make_fragment
 from fix_replicated import copied, follow
 from tranlog.ids import Seqno
@@ -210,6 +211,21 @@ def test_a_chunk_that_lacks_a_part_is_not_put() -> None:
     assert log.open_spills() == {oid: 1}
     ((found,),) = [list(log.open_chunks({}))]
     assert found.raw == whole
+
+
+def test_one_thread_goes_on_with_what_another_began() -> None:
+    """One thread at a time, whichever has the turn: the fragments of one transaction are no thread's own."""
+    source, log = reigning(spill_above=NO_SPILL), follow(SimDisk(), spill_above=NO_SPILL)
+    append_large(source.log, "large", [bytes([part]) * 400_000 for part in range(8)])
+    source.log.commit()
+    packets = fed(source, log)
+    sent: list[Records | SpillChunk | None] = [next(packets)]
+    while sent[-1] is not None:
+        other = threading.Thread(target=lambda: sent.append(next(packets, None)), daemon=True)
+        other.start()
+        other.join(LONG_S)
+        assert not other.is_alive()
+    assert len(sent) > 8 and copied(source) == copied(log)
 
 
 @pytest.mark.long

@@ -16,8 +16,9 @@ import pytest
 from fix_group import gtid
 from tranlog.errors import ConfigError
 from tranlog.replication.acting import transport
-from tranlog.replication.acting.transport import UNREAD_MAX, UNSENT_MAX, Wire, dial, listen
-from tranlog.replication.rules.packets import FIRST_BYTES_MAX, Ack, Lead, Packet, Part, Records, encode
+from tranlog.replication.acting.entrance import Entrance
+from tranlog.replication.acting.transport import UNREAD_MAX, UNSENT_MAX, Wire, dial, one_line
+from tranlog.replication.rules.packets import CHECKED_SINCE, FIRST_BYTES_MAX, Ack, Lead, Packet, Part, Records, encode
 
 ACK = Ack(durable=gtid(3, 17), epoch=3)
 LARGE = Part(number=1, raw=b"x" * 1_000_000)
@@ -60,17 +61,18 @@ class Line:
         self.taker = taker
 
     async def __aenter__(self) -> Line:
-        self._server = await listen("127.0.0.1:0", self.taker, None)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._entrance = Entrance("127.0.0.1:0", self.taker, None)
+        await self._entrance.open()
+        self.address = f"127.0.0.1:{self._entrance.port}"
         self.reader, self.writer = await asyncio.open_connection(*self.address.split(":"))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.writer.close()
-        self._server.close()
+        self._entrance.close()
         for wire in self.taker.wires:
             wire.cut()
-        await asyncio.sleep(0)
+        await self._entrance.end()
 
 
 def play(work: Coroutine[Any, Any, None]) -> None:
@@ -101,6 +103,10 @@ def test_both_ends_speak() -> None:
             assert await there.count(1) == [ACK]
             assert there.wires[-1].send(ACK) and there.wires[-1].send(LARGE)
             assert await here.count(2) == [ACK, LARGE]
+            wire.version = there.wires[-1].version = CHECKED_SINCE
+            assert wire.send(LARGE, ACK) and there.wires[-1].send(ACK)
+            assert await there.count(3) == [ACK, LARGE, ACK] and await here.count(3) == [ACK, LARGE, ACK]
+            assert there.sizes[1:] == [len(encode(LARGE, checked=True)), len(encode(ACK, checked=True))]
             wire.end("enough", warn=False)
             await there.ended.wait()
             assert not wire.send(ACK), "it has ended"
@@ -115,7 +121,9 @@ def test_both_ends_speak() -> None:
         (struct.pack(">IBBH", FIRST_BYTES_MAX + 1, 19, 0, 0), "at most 65536 are allowed"),
         (encode(ACK) + struct.pack(">IBBH", 1 << 31, 19, 0, 0), "at most 1048576 are allowed"),
         (encode(ACK) + struct.pack(">IBBH", 1 << 31, 11, 0, 0), "at most 5242880 are allowed"),
-        (struct.pack(">IBBH", 4, 14, 1, 0) + b"\x90" * 4, "bytes that must be zero are not"),
+        (struct.pack(">IBBH", 4, 14, 2, 0) + b"\x90" * 4, "bytes that must be zero are not"),
+        (encode(ACK, checked=True) + encode(ACK), "it has no checksum, and those before it had one"),
+        (encode(ACK, checked=True)[:-1] + b"\x7f", "its checksum is wrong"),
         (struct.pack(">IBBH", 4, 14, 0, 0) + b"\xc1" * 4, "a packet (Ack) cannot be read"),
     ],
 )
@@ -200,6 +208,11 @@ def test_what_is_no_address_is_named(address: str) -> None:
         with pytest.raises(ConfigError, match="must be HOST:PORT"):
             await dial(address, Kept(), None)
         with pytest.raises(ConfigError, match="must be HOST:PORT"):
-            await listen(address, Kept(), None)
+            Entrance(address, Kept(), None)
 
     play(work())
+
+
+def test_what_somebody_says_is_one_line() -> None:
+    assert one_line("a\nA connection was ended.\x1b[0m é") == "a?A connection was ended.?[0m é"
+    assert len(one_line("x" * 100_000)) == 1_000

@@ -191,6 +191,17 @@ def test_what_never_was_is_not_satisfied() -> None:
     assert kinds(node) == {1: "rolled back", 2: "rolled back", 3: "satisfied"}
 
 
+def test_of_an_earlier_epoch_nobody_knows_what_was_purged() -> None:
+    """GTID(1, 1) may have been rolled back, and GTID(2, 1) be what was purged."""
+    node = Alone(A, group(A), log_of(1, 2, 2, begin=2))
+    node.core.mind.epoch = 2
+    node.wait()
+    ask(node, 1, gtid(1, 1), "majority")
+    ask(node, 2, gtid(1, 1), 0)
+    assert kinds(node) == {1: "purged", 2: "purged"}
+    assert outcomes(node)[1].written_to == ()
+
+
 def test_a_later_transaction_of_the_own_epoch_is_waited_for() -> None:
     node = reigning(group(A))
     ask(node, 1, gtid(1, 1), 1)

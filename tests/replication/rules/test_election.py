@@ -13,6 +13,8 @@ from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import BeginReign, Effect, EndReign, Persist, Send, Tell
 from tranlog.replication.rules.packets import (
+    FATAL,
+    NO_GTID,
     PRIMARY,
     RECOVERING,
     REPLICA,
@@ -394,3 +396,19 @@ def test_records_follow_only_a_source_of_no_older_epoch() -> None:
         ),
     )
     assert not intake.streaming
+
+
+def test_who_gives_its_log_up_by_order_votes_again_once_it_holds_as_much() -> None:
+    """Without a primary, too. After a FATAL end only a primary knows what of it counts; an empty log held nothing."""
+    node = Alone(A, group(A, B, C), log_of(1, 1))
+    assert node.core.restore(B) is None
+    assert (node.core.stored.owing, node.core.stored.had) == (True, gtid(1, 1))
+    node = Alone(A, group(A, B, C), log_of(1, 1))
+    node.core.mind.fatal, node.core.mind.state = "it went too far", FATAL
+    assert node.core.restore(B) is None and not node.core.stored.owing
+    node.core.gives_up()
+    assert (node.core.stored.owing, node.core.stored.had) == (True, NO_GTID)
+    node = Alone(A, group(A, B, C), log_of())
+    assert node.core.restore(B) is None
+    node.core.gives_up()
+    assert not node.core.stored.owing

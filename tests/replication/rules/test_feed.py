@@ -8,7 +8,7 @@ from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain,
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, NodeId
 from tranlog.replication.rules.effects import DropParts, Effect, KeepAlive, KeepFrom, Put, Restore, Send
-from tranlog.replication.rules.feed import CREDIT, Candidate, Feeder, Intake, choose_source
+from tranlog.replication.rules.feed import CHUNKS_SHARE, CREDIT, Candidate, Feeder, Intake, choose_source
 from tranlog.replication.rules.packets import (
     NO_GTID,
     PRIMARY,
@@ -62,7 +62,7 @@ def test_chunks_come_before_the_record_that_refers_to_them() -> None:
 
 def test_chunks_of_what_is_still_open_come_at_once_and_are_said_to_be_gone() -> None:
     log, feeder = log_of(1), Feeder()
-    feeder.begin(B, follow((1, 0), credit=5), log)
+    feeder.begin(B, follow((1, 0), credit=40), log)
     log.spilled[b"o"] = [RawChunk(b"o", seq, 0, 4, b"abcd") for seq in range(3)]
     assert [one.seq for one in pumped(feeder, log)] == [0, 1]  # type: ignore[union-attr]
     feeder.acked(B, gtid(1, 0), 100)
@@ -178,7 +178,7 @@ def test_credit_for_chunks_comes_without_a_sync() -> None:
     node.wait(1)
     intake = node.core.intake
     intake.streaming = True
-    raw = bytes(CREDIT // 4)
+    raw = bytes(CREDIT // CHUNKS_SHARE // 4)
     credits = []
     for seq in range(4):
         packet = SpillChunk(
@@ -193,7 +193,35 @@ def test_credit_for_chunks_comes_without_a_sync() -> None:
         )
         node.core.step(B, packet, node.now)
         credits += [one.credit for _, one in sent(node.core.ready()) if isinstance(one, Ack)]
-    assert credits == [CREDIT // 2] * 2
+    assert credits == [2 * len(raw)] * 2
+
+
+def test_chunks_keep_a_stream_going() -> None:
+    """Else a transaction that takes longer than a node's patience is sent from its beginning again, for ever."""
+    node = Alone(A, group(A, B), log_of(1))
+    node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 5))
+    node.wait(1)
+    node.core.intake.streaming = True
+    number = node.core.intake.number
+    for seq in range(40):
+        node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 5))
+        chunk = SpillChunk(number=number, oid=b"o", seq=seq, codec=0, raw_length=1, offset=0, size=1, raw=b"x")
+        node.get(B, chunk)
+        assert not of(Where, node.wait(HEARTBEAT)), "it is not asked anew"
+    assert node.core.intake.number == number
+
+
+def test_what_is_committed_goes_past_the_chunks_of_open_transactions() -> None:
+    log, feeder = log_of(1), Feeder()
+    log.spilled[b"o"] = [RawChunk(b"o", seq, 0, 100, b"c" * 100) for seq in range(50)]
+    feeder.begin(B, follow((1, 0), credit=8000), log)
+    chunks = pumped(feeder, log)
+    assert sum(len(one.raw) for one in chunks) == 1000
+    log.append("small", 0)
+    (records,) = pumped(feeder, log)
+    assert isinstance(records, Records), "there is credit for it, and none for more chunks"
+    feeder.acked(B, gtid(1, 0), 300)
+    assert [type(one) for one in pumped(feeder, log)] == [SpillChunk] * 3
 
 
 def test_a_stream_that_stands_still_is_begun_again() -> None:

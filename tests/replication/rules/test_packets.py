@@ -18,6 +18,7 @@ from tranlog.errors import PacketError
 from tranlog.replication.rules import packets, stored
 from tranlog.replication.rules.config import ConfigId
 from tranlog.replication.rules.packets import (
+    CHECKED,
     CONTROL_BYTES_MAX,
     FIRST_BYTES_MAX,
     FRAME,
@@ -26,8 +27,11 @@ from tranlog.replication.rules.packets import (
     RAW_BYTES_MAX,
     WITH_RAW,
     Ack,
+    Lead,
+    NotKnown,
     Packet,
     Pulse,
+    Records,
     decode,
     encode,
     frame_size,
@@ -43,7 +47,7 @@ EXAMPLES: dict[str, dict[str, object]] = {
         "name": "shop",
         "node": A,
         "node_name": "n1",
-        "versions": (1,),
+        "versions": (1, 1),
         "state": 1,
         "epoch": 3,
         "first": gtid(1, 0),
@@ -53,7 +57,7 @@ EXAMPLES: dict[str, dict[str, object]] = {
         "node": B,
         "node_name": "n2",
         "purpose": "vote",
-        "versions": (1,),
+        "versions": (1, 1),
         "config": CONFIG.id,
         "last": gtid(3, 9),
         "heartbeat_ms": 250,
@@ -119,12 +123,14 @@ EXAMPLES: dict[str, dict[str, object]] = {
     "WaitConsistent": {"number": 3, "kind": "at_least", "gtid": gtid(3, 17)},
     "Who": {"number": 4},
     "Find": {"number": 5, "event_id": "e", "after": gtid(3, 9)},
+    "FindAnswer": {"number": 5, "kind": "found", "gtid": gtid(3, 12), "first": gtid(3, 10), "upto": gtid(3, 17)},
     "Files": {"number": 6, "names": (("thl.data.0000000001", 4096, 99),)},
     "Primary": {"number": 4, "node": A, "epoch": 3, "config": CONFIG},
     "GroupOrder": {"number": 7, "name": "remove", "raw": b'{"name":"n2"}'},
     "OrderAnswer": {"number": 7, "done": True, "raw": b"{}"},
     "DiskCall": {"number": 8, "call": "pread", "file": 1, "offset": 4096, "size": 262144},
     "DiskAnswer": {"number": 8, "raw": b"part of a file"},
+    "NotKnown": {"number": 9, "kind": 99},
     "File": {"number": 6, "name": "thl.data.0000000001", "offset": 0, "raw": b"part of a file"},
 }
 
@@ -146,7 +152,8 @@ def test_the_page_has_every_packet_with_its_bytes() -> None:
 
 def test_the_page_has_every_limit() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE.read_text(), re.MULTILINE))
-    names = "PROTOCOL_VERSION CONTROL_BYTES_MAX FIRST_BYTES_MAX FIRST_WITHIN_S RAW_BYTES RAW_BYTES_MAX"
+    names = "PROTOCOL_VERSION PROTOCOL_LOWEST CONTROL_BYTES_MAX FIRST_BYTES_MAX FIRST_WITHIN_S RAW_BYTES RAW_BYTES_MAX"
+    names += " CONNECTIONS_MAX CLIENTS_MAX HANDSHAKES_MAX CHECKED_SINCE"
     assert {name: int(rows[name]) for name in names.split()} == {n: getattr(packets, n) for n in names.split()}
     assert int(rows["SLOT_BYTES"]) == stored.SLOT_BYTES
     assert f"`{stored.MAGIC.decode()}`" in PAGE.read_text()
@@ -164,6 +171,23 @@ def test_there_and_back(packet: Packet) -> None:
     assert decode(frame) == packet
 
 
+@pytest.mark.parametrize("packet", ALL, ids=lambda packet: type(packet).__name__)
+def test_a_checked_frame_shows_each_flipped_byte(packet: Packet) -> None:
+    """All but the raw bytes of Records, each of which has a checksum of its own, and the flag itself."""
+    frame = encode(packet, checked=True)
+    assert frame_size(frame[:8]) == len(frame) and decode(frame) == packet
+    end = len(frame) - (len(packet.raw) if isinstance(packet, Records) else 0)
+    for at in range(end):
+        harmed = bytearray(frame)
+        harmed[at] ^= 0x10
+        with pytest.raises(PacketError):
+            decode(bytes(harmed), first=True)
+
+
+def test_the_page_has_a_checked_frame() -> None:
+    assert f"`{encode(Lead(epoch=3), checked=True).hex()}`" in PAGE.read_text()
+
+
 def test_later_fields_are_skipped_and_missing_ones_have_their_default() -> None:
     """A group whose nodes are renewed one by one."""
     fields = [value for value in msgspec.to_builtins(ACK)]
@@ -178,7 +202,8 @@ def test_later_fields_are_skipped_and_missing_ones_have_their_default() -> None:
     [
         (b"", "0 bytes are no head"),
         (FRAME.pack(0, 99, 0, 0), "there is no such kind"),
-        (FRAME.pack(0, 14, 1, 0), "must be zero"),
+        (FRAME.pack(0, 14, 2, 0), "must be zero"),
+        (FRAME.pack(2, 14, CHECKED, 0) + b"xx", "ends in its checksum"),
         (FRAME.pack(0, 14, 0, 1), "must be zero"),
         (FRAME.pack(CONTROL_BYTES_MAX + 1, 14, 0, 0), "at most"),
         (FRAME.pack(CONTROL_BYTES_MAX + RAW_BYTES_MAX + 1, 11, 0, 0), "at most"),
@@ -192,6 +217,17 @@ def test_later_fields_are_skipped_and_missing_ones_have_their_default() -> None:
 def test_what_is_no_packet_is_one_error(frame: bytes, why: str) -> None:
     with pytest.raises(PacketError, match=why):
         decode(frame)
+
+
+def test_a_kind_that_is_not_known_has_its_number_after_the_first_frame() -> None:
+    """Of a newer release: it is answered, and the connection goes on."""
+    body = msgspec.msgpack.encode([7, "new", {"more": 1}])
+    assert decode(FRAME.pack(len(body), 99, 0, 0) + body) == NotKnown(number=7, kind=99)
+    with pytest.raises(PacketError, match="there is no such kind"):
+        decode(FRAME.pack(len(body), 99, 0, 0) + body, first=True)
+    body = msgspec.msgpack.encode(["no number"])
+    with pytest.raises(PacketError, match="there is no such kind"):
+        decode(FRAME.pack(len(body), 99, 0, 0) + body)
 
 
 def test_the_first_frame_of_a_connection_is_small() -> None:

@@ -73,18 +73,53 @@ def test_the_lax_never_wait_for_the_strict() -> None:
 def test_latest_waits_until_a_majority_has_confirmed_the_epoch() -> None:
     node = Alone(A, group(A, B, C))
     node.elect(B)
-
-    def position() -> Position:
-        mind = node.core.mind
-        return Position(mind.committed, 0, mind.state == PRIMARY, mind.epoch, node.core.confirmed())
-
     wish = Latest(node.core.mind.pulse.beat)
-    node.beat(B)
-    assert not may_read(wish, position(), 0)  # an answer to a beat from before the question; nothing committed either
+    node.beat(B)  # an answer to a beat from before the question; nothing committed either
+    assert not may_read(wish, node.core.position(), 0)
     node.wait(HEARTBEAT)
     node.beat(B)
-    assert node.core.mind.committed == NO_GTID and not may_read(wish, position(), 0)
+    assert node.core.mind.committed == NO_GTID and not may_read(wish, node.core.position(), 0)
     node.get(B, Ack(durable=node.log.last, epoch=1))
-    assert may_read(wish, position(), 0)
+    assert may_read(wish, node.core.position(), 0)
     node.beat(C, epoch=2)  # it is primary no more
-    assert not may_read(wish, position(), 0)
+    assert not may_read(wish, node.core.position(), 0)
+
+
+def test_readers_at_a_primary_see_what_is_durable_there() -> None:
+    """Others make a majority before its own disk has what they have."""
+    node = Alone(A, group(A, B, C))
+    node.elect(B)
+    node.get(B, Ack(durable=node.log.last, epoch=1))
+    first, node.synced = node.log.last, False
+    written = node.write()
+    for other in (B, C):
+        node.get(other, Ack(durable=written, epoch=1))
+    asked = Latest(node.core.mind.pulse.beat, node.core.mind.committed)
+    node.wait(HEARTBEAT)
+    sent = node.core.mind.now
+    node.beat(B)
+    at = node.core.position()
+    assert node.core.mind.committed == written and at.shown == first
+    assert not may_read(AtLeast(written), at, sent) and not may_read(asked, at, sent)
+    assert not may_read(Within(0), at, sent)
+    node.log.sync()
+    node.core.durable()
+    at = node.core.position()
+    assert at.shown == written
+    assert may_read(AtLeast(written), at, sent) and may_read(asked, at, sent) and may_read(Within(0), at, sent)
+
+
+def test_readers_at_a_replica_see_what_is_durable_there() -> None:
+    """The primary's word of what is committed comes before its own disk has it."""
+    node = Alone(B, group(A, B, C))
+    node.wait(HEARTBEAT)
+    mind = node.core.mind
+    node.log.append("x", 0)
+    told = {"state": PRIMARY, "epoch": 1, "committed": node.log.last, "echo": mind.pulse, "confirmed_ms": 0}
+    node.beat(A, **told)
+    at = node.core.position()
+    assert mind.committed == node.log.last and at.shown == NO_GTID
+    assert not may_read(AtLeast(node.log.last), at, mind.now) and not may_read(Within(0), at, mind.now)
+    node.log.sync()
+    at = node.core.position()
+    assert may_read(AtLeast(node.log.last), at, mind.now) and may_read(Within(0), at, mind.now)

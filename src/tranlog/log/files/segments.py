@@ -30,7 +30,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment, lsn_text, segment_name
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text, segment_name
 from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.purge_notes import purged_error
@@ -229,6 +229,8 @@ class Segments:
         """The rollback marks of this log that were ever heard of here; for readers: replaced, never changed."""
         self.mark_limit: int | None = None
         """A mark with a higher number is not to be heeded yet: its writer has not published it. None: heed all."""
+        self.end_early = False
+        """Whether files end for this reader before what the writer's index covers: at a node, at the commit point."""
         self.recent: RecentPieces | None = None
         """What the writer of this process wrote last; None without a writer here."""
         self._idle: OrderedDict[int, DiskFile] | None = OrderedDict()  # open and unused, oldest first; None: closed
@@ -500,6 +502,8 @@ class Segments:
             return "it covers nothing"
         try:
             with contextlib.closing(self.files.open(lsn_segment(place))) as file:
+                if self.end_early and lsn_offset(place) >= file.size():
+                    return None
                 return doubt_of_last(file, place, last, built_from.epoch)
         except (OSError, LogUnreadableError) as exc:
             return f"seqno {last} cannot be read at {lsn_text(place)}: {exc}"

@@ -81,6 +81,11 @@ class LogView:
         return None if publishing.visible_lsn == NO_LSN else Gtid(publishing.visible_epoch, publishing.visible)
 
     @property
+    def visible_lsn(self) -> Lsn:
+        """Where the last transaction begins that readers may see; 0 in a log without any."""
+        return self._end.publishing.visible_lsn
+
+    @property
     def marks(self) -> int:
         """The number of the last rollback mark; 0 in a log that never was rolled back."""
         return self._end.publishing.mark
@@ -210,6 +215,10 @@ class LogView:
     def spill_segments(self) -> list[SpillStat]:
         """Describe each spill segment, oldest first. Raises LogUnreadableError."""
         return self._end.spilling.stats()
+
+    def spilled_into(self, number: int) -> list[Gtid]:
+        """Return the transactions that refer into a spill segment; one may have been abandoned since."""
+        return self._end.spilling.referring(number)
 
     def status(self) -> LogStatus:
         """Return where the log stands."""

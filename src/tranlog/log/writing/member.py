@@ -151,6 +151,12 @@ class MemberLog(Log):
         end = self._end
         return self.append(empty_transaction(end.pending.ids, max(end.clock.now_ms(), 0)))
 
+    def fits(self, size: int) -> bool:
+        """Whether so many bytes more go into the newest segment, as far as is known now: no new one is waited for."""
+        end = self._end
+        room = end.options.segment_bytes - end.journal.end
+        return size < room and not (end.pending.sync_due and self._rotation.is_due())
+
     def commit_to(self, gtid: Gtid) -> None:
         """Take the group's word that everything up to `gtid`, which this log holds and shows, is committed.
 

@@ -59,6 +59,11 @@ class OpenTransaction:
         """Whether part of it is in spill segments by now."""
         return self._spilled is not None
 
+    @property
+    def oid(self) -> bytes:
+        """By what its chunks are known; empty while it does not spill."""
+        return b"" if self._spilled is None else self._spilled.oid
+
     def add(self, fragment: Fragment) -> None:
         """Take a fragment. `last` is not looked at: the newest one at `commit` speaks for the whole.
 

@@ -30,6 +30,10 @@ class OpenTurn:
         self.fragno = 0
         self.bytes = 0
         self.added = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Have it be this thread's: one that is copied from another log is no thread's own."""
         self.owner = threading.get_ident()
         self._thread = threading.current_thread()
 

@@ -55,6 +55,8 @@ class RawAppending:
         """See `Log.append_raw`."""
         end, me = self._end, get_ident()
         with self._steps.lock, self._steps:
+            if end.turn is not None:
+                end.turn.go_on()
             self._appending.await_turn(me)
             last, turn = Gtid(end.pending.epoch, end.pending.last), end.turn
         runs = walk_raw(raw, last, 0 if turn is None else turn.fragno)

@@ -293,6 +293,11 @@ class Spilling:
                 if number in self._known:
                     self._known[number].append(gtid)
 
+    def referring(self, number: int) -> list[Gtid]:
+        """Return the transactions that refer into a spill segment; one may have been abandoned since."""
+        with self._lock:
+            return list(self._known.get(number, ()))
+
     def forget_above(self, gtid: Gtid) -> None:
         """Count no transaction of this epoch above `gtid`: the disk was full, and they were taken back."""
         with self._lock:

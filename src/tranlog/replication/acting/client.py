@@ -2,7 +2,7 @@
 
 Owns finding the primary through any node, and what an answer is. The hard idea: nothing is repeated here. A commit is
 sent once, to a node that says it is primary; if its connection ends before the answer, the answer is that nobody
-knows, which the program finds out with `ask`.
+knows, which the program finds out with `find`.
 
 Source: tokumx-replication, "Write Concern"; docs/protocol.md, "Write concern".
 """
@@ -10,46 +10,64 @@ Source: tokumx-replication, "Write Concern"; docs/protocol.md, "Write concern".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from tranlog.change import Change, Fragment
 from tranlog.closing import Closing
-from tranlog.errors import CommitRefusedError, ConfigError, HandshakeError, NoPrimaryError
+from tranlog.errors import CommitRefusedError, ConfigError, HandshakeError, NoPrimaryError, NotPrimaryError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.core_thread import REFUSED
-from tranlog.replication.acting.links import Greeting, enter, greet
+from tranlog.replication.acting.links import Greeting, enter, greet, pauses
 from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.config import NO_NODE, ConfigId, NodeId
+from tranlog.replication.rules.finding import FOUND, MORE, NOT_THERE
 from tranlog.replication.rules.packets import (
     NO_GTID,
-    PROTOCOL_VERSION,
     AskConcern,
     Begin,
     Commit,
     CommitAnswer,
+    Find,
+    FindAnswer,
     Join,
+    NotKnown,
     Packet,
     Part,
     Primary,
     WaitConsistent,
     Who,
 )
+from tranlog.replication.rules.versions import SPOKEN
 
 SCHEME = "thl://"
 FIND_S = 10.0
 """So long is a primary looked for."""
-_PAUSE_S = 0.05
+_NUMBER = 1
+"""Of the one transaction of a connection of its own."""
+_WALKED = (FOUND, NOT_THERE, MORE)
 
-Pack = Callable[[Iterable[Change], str], Sequence[Fragment]]
-"""Makes the fragments of a transaction of its changes and its event id."""
+
+class Packing(Protocol):
+    """Makes the fragments of one transaction."""
+
+    def add(self, changes: Iterable[Change]) -> Iterator[Fragment]:
+        """Take changes, and yield the fragments that are full. Raises ValueError for what is no value of its column."""
+
+    def finish(self) -> Fragment:
+        """Return the last fragment, which speaks for the whole."""
+
+
+Pack = Callable[[str], Packing]
+"""Begins to pack a transaction with an event id. Raises ValueError for an empty one."""
 ResultT = TypeVar("ResultT")
 
 
@@ -83,7 +101,19 @@ class NotPrimary(Answer, frozen=True):
 
 
 class FailedOver(Answer, frozen=True):
-    """Nobody knows: the reign or the connection ended before the answer came. It may be there or not; `ask` says."""
+    """Nobody knows: the reign or the connection ended before the answer came. It may be there or not; `find` says.
+
+    Of a commit, `event_id` and `after` are what `find` takes; str() of it is that call.
+    """
+
+    event_id: str = ""
+    after: Gtid | None = None
+
+    def __str__(self) -> str:
+        known = f"it has {self.gtid} if it is there" if self.gtid is not None else "whether it is there is not known"
+        return (
+            f"FailedOver: {known}. Next: find({self.event_id!r}, after={self.after})" if self.event_id else repr(self)
+        )
 
 
 class RolledBack(Answer, frozen=True):
@@ -92,12 +122,37 @@ class RolledBack(Answer, frozen=True):
     gtid: Gtid
 
 
+class Purged(Answer, frozen=True):
+    """The primary has purged that seqno, and cannot tell whether this or another transaction stood there."""
+
+    gtid: Gtid
+
+
+class EventFound(msgspec.Struct, frozen=True):
+    """The transaction is in the primary's log, under this GTID; whether it is committed there, `ask` says."""
+
+    gtid: Gtid
+
+
+class EventNotFound(msgspec.Struct, frozen=True):
+    """No transaction that was looked at has the event id; the first one looked at was `first`, None for none at all.
+
+    `certain`: nothing that was asked about was left out, so it is not in the log and will not come. Else what comes
+    before `first` was purged, or, where no `after` was given, lies further back than one walk goes.
+    """
+
+    first: Gtid | None
+    certain: bool
+
+
+FindResult = EventFound | EventNotFound
 _KINDS: Mapping[str, type[Answer]] = {
     concern.SATISFIED: Satisfied,
     concern.TIMED_OUT: TimedOut,
     concern.NOT_PRIMARY: NotPrimary,
     concern.FAILED_OVER: FailedOver,
     concern.ROLLED_BACK: RolledBack,
+    concern.PURGED: Purged,
 }
 
 
@@ -110,20 +165,52 @@ def _answer(told: CommitAnswer) -> Answer:
     return kind(gtid=gtid, written_to=told.written_to, waited_s=told.waited_ms / 1000, primary=told.primary)
 
 
-class Connection(Greeting):
-    """A connection to one node, for questions that are answered by their numbers. From `reach`."""
+def not_known(told: NotKnown) -> str:
+    """Return what to say of a packet that a node does not know."""
+    return f"the node does not know packets of kind {told.kind}: update it"
 
-    def __init__(self) -> None:
+
+def _commit(
+    number: int, last: Fragment, epoch: int, w: int | str | None, wtimeout: float | None, *, shard: str = ""
+) -> Commit:
+    """Return what commits a transaction whose last fragment this is. `shard`: where its Begin did not say it."""
+    return Commit(
+        number=number,
+        event_id=last.event_id,
+        w="" if w is None else w,
+        wtimeout_ms=_ms(wtimeout),
+        source_id=last.source_id,
+        tstamp=last.tstamp,
+        tables=last.tables,
+        epoch=epoch,
+        shard=shard,
+    )
+
+
+class Connection(Greeting):
+    """A connection to one node, for questions that are answered by their numbers. From `reach`.
+
+    `news` is set when the node says, unasked, who is primary now.
+    """
+
+    def __init__(self, news: asyncio.Event | None = None) -> None:
         super().__init__()
+        self._news = news
         self.wire: Wire | None = None
         self.node = NO_NODE
+        self.address = ""
+        self.epoch = 0
+        """The reign of the primary that it was found as."""
         self._waiting: dict[int, asyncio.Future[Packet | None]] = {}
+        self._retired = False
 
     def heard(self, wire: Wire, packet: Packet, size: int) -> None:
         wire.done(size)
         waiting = self._waiting.pop(getattr(packet, "number", -1), None)
         if waiting is not None and not waiting.done():
             waiting.set_result(packet)
+        elif isinstance(packet, Primary) and self._news is not None:
+            self._news.set()
 
     def lost(self, wire: Wire) -> None:
         super().lost(wire)
@@ -135,19 +222,32 @@ class Connection(Greeting):
     def is_open(self) -> bool:
         return self.wire is not None and not self.wire.gone.is_set()
 
+    def expect(self, number: int) -> asyncio.Future[Packet | None]:
+        """Return the answer of that number, once it comes; None where the connection ends before."""
+        assert self.wire is not None
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        if self.wire.gone.is_set():
+            waiting.set_result(None)
+        return waiting
+
     async def ask(self, number: int, *packets: Packet) -> Packet | None:
         """Send packets, and return the answer of that number; None where the connection ended before it came."""
         assert self.wire is not None
-        waiting: asyncio.Future[Packet | None] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = waiting
-        if not all([self.wire.send(packet) for packet in packets]):
+        waiting = self.expect(number)
+        if not self.wire.send(*packets):
             self.wire.cut()
-        if self.wire.gone.is_set():
-            return None
         try:
             return await waiting
         finally:
             self._waiting.pop(number, None)
+            if self._retired:
+                self.retire()
+
+    def retire(self) -> None:
+        """End it as soon as nobody waits for an answer any more."""
+        self._retired = True
+        if self.wire is not None and not self._waiting:
+            self.wire.cut()
 
     async def close(self) -> None:
         """End it."""
@@ -158,25 +258,35 @@ class Connection(Greeting):
     async def who(self) -> Primary | None:
         """Ask who is primary; None where the connection ended before the answer."""
         told = await self.ask(0, Who(number=0))
-        return told if isinstance(told, Primary) else None
+        if not isinstance(told, Primary):
+            return None
+        self.epoch = told.epoch
+        return told
 
 
 async def reach(
-    address: str, *, name: str, own: NodeId, purpose: str, tls: ssl.SSLContext | None, last: Gtid | None = None
+    address: str,
+    *,
+    name: str,
+    own: NodeId,
+    purpose: str,
+    tls: ssl.SSLContext | None,
+    last: Gtid | None = None,
+    news: asyncio.Event | None = None,
 ) -> Connection:
     """Connect to the node at an address as a client. Raises OSError, HandshakeError, ConfigError.
 
     `last`: the last transaction that a reader has, which the node's log must go on from; None: nothing is held against
-    its log.
+    its log. `news`: as `Connection`.
     """
-    connection = Connection()
+    connection = Connection(news)
     wire, hello = await greet(address, connection, tls)
-    connection.wire, connection.node = wire, hello.node
+    connection.wire, connection.node, connection.address = wire, hello.node, address
     join = Join(
         node=own,
         node_name=name,
         purpose=purpose,
-        versions=(PROTOCOL_VERSION,),
+        versions=SPOKEN,
         config=ConfigId(),
         last=NO_GTID if last is None else last,
         heartbeat_ms=1000,
@@ -220,7 +330,9 @@ class AsyncGroup:
         self._numbers = itertools.count(1)
         self._id = NodeId(secrets.token_hex(8))
         self._connection: Connection | None = None
+        self._seen = NO_GTID
         self._finding = asyncio.Lock()
+        self._news = asyncio.Event()
 
     async def commit(
         self,
@@ -230,80 +342,162 @@ class AsyncGroup:
         wtimeout: float | None = None,
         event_id: str | None = None,
     ) -> Answer:
-        """Commit a transaction at the primary; return what became of it.
+        """Commit a transaction at the primary; return what became of it. Where that is FailedOver, `find` is next.
 
         `w`: 0, a number of durable copies, "majority", or the name of a tag rule; `wtimeout`, seconds, 0 for ever; None
         for either: as the group has it. Raises NoPrimaryError, CommitRefusedError, ValueError: nothing was written.
         """
-        fragments = self._pack(changes, secrets.token_hex(16) if event_id is None else event_id)
-        last, number = fragments[-1], next(self._numbers)
+        packing = self._pack(secrets.token_hex(16) if event_id is None else event_id)
+        fragments = [*packing.add(changes), packing.finish()]
+        connection = await self._primary()
+        last, number, seen = fragments[-1], next(self._numbers), self._seen
         begin = Begin(number=number, shard=last.shard_id)
         parts = [Part(number=number, raw=one.payload) for one in fragments]
-        commit = Commit(
-            number=number,
-            event_id=last.event_id,
-            w="" if w is None else w,
-            wtimeout_ms=_ms(wtimeout),
-            source_id=last.source_id,
-            tstamp=last.tstamp,
-            tables=last.tables,
-        )
-        return await self._concerned(number, begin, *parts, commit)
+        commit = _commit(number, last, connection.epoch, w, wtimeout)
+        answer = await self._concerned(connection, number, begin, *parts, commit)
+        if isinstance(answer, FailedOver):
+            return msgspec.structs.replace(answer, event_id=last.event_id, after=seen)
+        return answer
+
+    async def begin(self, *, event_id: str | None = None) -> AsyncRemoteTransaction:
+        """Begin a transaction that takes its changes one after the other: the primary spills a large one to its disk.
+
+        Raises NoPrimaryError, ValueError.
+        """
+        event_id = secrets.token_hex(16) if event_id is None else event_id
+        packing = self._pack(event_id)
+        found = await self._primary()
+        try:
+            connection = await self._connect(found.address)
+        except (OSError, HandshakeError) as exc:
+            raise NoPrimaryError(group=self.url, why=f"{found.address}: {exc}") from exc
+        return AsyncRemoteTransaction(self, connection, packing, event_id, found.epoch)
 
     async def ask(self, gtid: Gtid, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Ask the primary whether `w` is met for a transaction; as `commit`."""
         number = next(self._numbers)
         asked = AskConcern(number=number, gtid=gtid, w="" if w is None else w, wtimeout_ms=_ms(wtimeout))
-        return await self._concerned(number, asked)
+        return await self._concerned(await self._primary(), number, asked)
 
-    async def wait(self, *, at_least: Gtid, timeout: float = 10.0) -> bool:
-        """Wait until everything up to `at_least` is committed at the primary; False where it is not in time.
+    async def find(
+        self, event_id: str, *, after: Gtid | None = None, timeout: float = 10.0
+    ) -> EventFound | EventNotFound:
+        """Look for a transaction by its event id in the primary's log, once a majority has confirmed that primary.
 
-        Raises NoPrimaryError.
+        `after`: the last GTID that was known before the transaction was sent; all that follows it is looked at. None:
+        the newest 50,000 transactions. Of several with the event id, the first. That it is not there says nothing
+        of what another process of this program may still be sending. Raises NoPrimaryError where no primary can say it
+        within `timeout` seconds, CommitRefusedError where its log cannot be read.
         """
-        number = next(self._numbers)
-        kind = "at_least"
-        wanted = WaitConsistent(number=number, kind=kind, gtid=at_least, timeout_ms=max(_ms(timeout), 1))
-        return isinstance(await self._concerned(number, wanted), Satisfied)
+        loop = asyncio.get_running_loop()
+        until, first, certain, waits = loop.time() + timeout, None, True, pauses()
+        while True:
+            connection, number = await self._primary(), next(self._numbers)
+            left = max(until - loop.time(), 0.001)
+            told = await connection.ask(
+                number, Find(number=number, event_id=event_id, after=after, timeout_ms=max(_ms(left), 1))
+            )
+            if isinstance(told, FindAnswer) and told.kind in _WALKED:
+                first, certain = first or (None if told.first == NO_GTID else told.first), certain and told.complete
+                if told.kind != MORE:
+                    return EventFound(told.gtid) if told.kind == FOUND else EventNotFound(first, certain)
+                after = told.upto
+                continue
+            if isinstance(told, FindAnswer) and told.kind == REFUSED:
+                raise CommitRefusedError(why=told.text)
+            if isinstance(told, NotKnown):
+                raise CommitRefusedError(why=not_known(told))
+            if self._connection is connection:
+                self._forget()
+            if loop.time() >= until:
+                why = f"none that a majority confirmed said within {timeout:g} s whether it has {event_id!r}"
+                raise NoPrimaryError(group=self.url, why=why)
+            await asyncio.sleep(min(next(waits), until - loop.time()))
+
+    async def wait(
+        self, *, at_least: Gtid | None = None, within_ms: int | None = None, latest: bool = False, timeout: float = 10.0
+    ) -> bool:
+        """Wait for one thing to be so at the primary; False where it is not in time.
+
+        `at_least`: everything up to it is committed. `within_ms`: all that the group had committed so long ago is.
+        `latest`: all that was committed anywhere before this call is, as a majority has confirmed. Raises
+        NoPrimaryError, ValueError where not exactly one is wished.
+        """
+        if [at_least is not None, within_ms is not None, latest].count(True) != 1:
+            raise ValueError("wait takes one of at_least, within_ms and latest")
+        number, kind = next(self._numbers), "latest" if latest else "within" if at_least is None else "at_least"
+        wanted = WaitConsistent(
+            number=number,
+            kind=kind,
+            gtid=at_least or NO_GTID,
+            lag_ms=within_ms or 0,
+            timeout_ms=max(_ms(timeout), 1),
+        )
+        return isinstance(await self._concerned(await self._primary(), number, wanted), Satisfied)
 
     async def primary(self) -> str:
         """Return the name of the primary. Raises NoPrimaryError."""
         connection = await self._primary()
         return (await connection.hello).node_name
 
-    async def _concerned(self, number: int, *packets: Packet) -> Answer:
-        connection = await self._primary()
-        told = await connection.ask(number, *packets)
+    async def _concerned(self, connection: Connection, number: int, *packets: Packet) -> Answer:
+        return self.answered(connection, await connection.ask(number, *packets))
+
+    def answered(self, connection: Connection, told: Packet | None) -> Answer:
+        """Return an answer as a program has it, and learn from it. Raises CommitRefusedError."""
+        if isinstance(told, NotKnown):
+            raise CommitRefusedError(why=not_known(told))
         if not isinstance(told, CommitAnswer):
             return FailedOver(gtid=None)
         if told.kind in (concern.NOT_PRIMARY, concern.FAILED_OVER) and self._connection is connection:
             self._forget()
+        self._seen = max(self._seen, told.gtid)
         return _answer(told)
+
+    @property
+    def seen(self) -> Gtid:
+        """The greatest GTID that the primary has told; `NO_GTID` before it told one."""
+        return self._seen
 
     def _forget(self) -> None:
         """Look for the primary anew; who waits for an answer of the former one goes on waiting."""
+        if self._connection is not None:
+            self._connection.retire()
         self._connection = None
 
     async def _primary(self) -> Connection:
         """Return a connection to the primary. Raises NoPrimaryError."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection  # at once: who waits for a lock goes on in a later round of the loop, alone
         async with self._finding:
             if self._connection is not None and self._connection.is_open:
                 return self._connection
             loop = asyncio.get_running_loop()
-            until = loop.time() + self._find_s
+            until, waits = loop.time() + self._find_s, pauses()
             while True:
+                self._news.clear()
                 troubles: list[str] = []
-                for address in list(self._addresses):
-                    found = await self._through(address, troubles)
-                    if found is not None:
-                        self._connection = found
-                        return found
-                if loop.time() >= until:
-                    raise NoPrimaryError(group=self.url, why="; ".join(troubles))
-                await asyncio.sleep(_PAUSE_S)
+                asked: list[Connection] = []
+                try:
+                    for address in list(self._addresses):
+                        found = await self._through(address, troubles, asked)
+                        if found is not None:
+                            self._connection = found
+                            self._seen = max(self._seen, (await found.welcome).last)
+                            return found
+                    if loop.time() >= until:
+                        raise NoPrimaryError(group=self.url, why="; ".join(troubles))
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._news.wait(), min(next(waits), until - loop.time()))
+                finally:
+                    for one in asked:
+                        one.retire()
 
-    async def _through(self, address: str, troubles: list[str]) -> Connection | None:
-        """Return a connection to the primary that the node at an address names; None, and why, where it names none."""
+    async def _through(self, address: str, troubles: list[str], asked: list[Connection]) -> Connection | None:
+        """Return a connection to the primary that the node at an address names; None, and why, where it names none.
+
+        Connections to other nodes go to `asked`: these say when there is a primary.
+        """
         try:
             connection = await self._connect(address)
             told = await connection.who()
@@ -312,8 +506,7 @@ class AsyncGroup:
                     return connection
                 troubles.append(f"{address}: it ended the connection")
                 return None
-            assert connection.wire is not None
-            connection.wire.cut()
+            asked.append(connection)
             for member in told.config.members:
                 known = self._via.get(member.name, member.address)
                 if known not in self._addresses:
@@ -323,8 +516,7 @@ class AsyncGroup:
                     said = await primary.who()
                     if said is not None and said.node == primary.node == member.node:
                         return primary
-                    if primary.wire is not None:
-                        primary.wire.cut()
+                    asked.append(primary)
             troubles.append(
                 f"{address}: it knows no primary" if told.node == NO_NODE else f"{address}: it names another"
             )
@@ -333,7 +525,7 @@ class AsyncGroup:
         return None
 
     async def _connect(self, address: str) -> Connection:
-        return await reach(address, name=self._name, own=self._id, purpose="commit", tls=self._tls)
+        return await reach(address, name=self._name, own=self._id, purpose="commit", tls=self._tls, news=self._news)
 
     async def close(self) -> None:
         """End the connection."""
@@ -346,6 +538,82 @@ class AsyncGroup:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+class AsyncRemoteTransaction:
+    """A transaction that is open at the primary; from `AsyncGroup.begin`. It has a connection of its own.
+
+    Nothing of it is visible before `commit`. The end of an `async with` block without a commit gives it up, and so does
+    the end of its connection. Memory, here and at the primary: a few MiB. One task at a time.
+    """
+
+    def __init__(self, group: AsyncGroup, connection: Connection, packing: Packing, event_id: str, epoch: int) -> None:
+        """For `AsyncGroup.begin` only."""
+        self.packing = packing
+        self._group = group
+        self._connection = connection
+        self._event_id = event_id
+        self._epoch = epoch
+        self._begun = False
+        self._told = connection.expect(_NUMBER)
+
+    async def add(self, changes: Iterable[Change]) -> None:
+        """Add changes, in order.
+
+        Raises ValueError; NotPrimaryError where the reign is over, NoPrimaryError where the connection ended,
+        CommitRefusedError: it is given up then, and nothing was written.
+        """
+        for fragment in self.packing.add(changes):
+            await self.send(fragment)
+
+    async def send(self, fragment: Fragment) -> None:
+        """For `add`: send a fragment. Raises as that."""
+        wire = self._connection.wire
+        assert wire is not None
+        await wire.drained()
+        if self._told.done():
+            told = self._told.result()
+            await self.abort()
+            if told is None:
+                raise self._lost()
+            if isinstance(self._group.answered(self._connection, told), NotPrimary):
+                raise NotPrimaryError(path=self._connection.address)
+        if not self._begun:
+            self._begun = True
+            wire.send(
+                Begin(number=_NUMBER, event_id=self._event_id, source_id=fragment.source_id, tstamp=fragment.tstamp)
+            )
+        wire.send(Part(number=_NUMBER, raw=fragment.payload))
+
+    async def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
+        """Commit it; as `AsyncGroup.commit`. Raises as `add`, too."""
+        last, seen = self.packing.finish(), self._group.seen
+        await self.send(last)
+        commit = _commit(_NUMBER, last, self._epoch, w, wtimeout, shard=last.shard_id)
+        wire = self._connection.wire
+        try:
+            if wire is None or not wire.send(commit):
+                raise self._lost()
+            answer = self._group.answered(self._connection, await self._told)
+        finally:
+            await self.abort()
+        if isinstance(answer, FailedOver):
+            return msgspec.structs.replace(answer, event_id=self._event_id, after=seen)
+        return answer
+
+    def _lost(self) -> NoPrimaryError:
+        why = f"the connection to {self._connection.address} ended before the commit"
+        return NoPrimaryError(group=self._group.url, why=why)
+
+    async def abort(self) -> None:
+        """Give it up; what is over stays as it is."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.abort()
 
 
 def _ms(seconds: float | None) -> int:
@@ -408,13 +676,23 @@ class RemoteGroup(Closing):
         """As `AsyncGroup.commit`."""
         return self._run(self._group.commit(changes, w=w, wtimeout=wtimeout, event_id=event_id))
 
+    def begin(self, *, event_id: str | None = None) -> RemoteTransaction:
+        """As `AsyncGroup.begin`."""
+        return RemoteTransaction(self._run(self._group.begin(event_id=event_id)), self._loop)
+
     def ask(self, gtid: Gtid, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """As `AsyncGroup.ask`."""
         return self._run(self._group.ask(gtid, w=w, wtimeout=wtimeout))
 
-    def wait(self, *, at_least: Gtid, timeout: float = 10.0) -> bool:
+    def find(self, event_id: str, *, after: Gtid | None = None, timeout: float = 10.0) -> FindResult:
+        """As `AsyncGroup.find`."""
+        return self._run(self._group.find(event_id, after=after, timeout=timeout))
+
+    def wait(
+        self, *, at_least: Gtid | None = None, within_ms: int | None = None, latest: bool = False, timeout: float = 10.0
+    ) -> bool:
         """As `AsyncGroup.wait`."""
-        return self._run(self._group.wait(at_least=at_least, timeout=timeout))
+        return self._run(self._group.wait(at_least=at_least, within_ms=within_ms, latest=latest, timeout=timeout))
 
     def primary(self) -> str:
         """As `AsyncGroup.primary`."""
@@ -423,3 +701,25 @@ class RemoteGroup(Closing):
     def close(self) -> None:
         """End the connection. A second time is harmless."""
         self._loop.end(self._group.close)
+
+
+class RemoteTransaction(Closing):
+    """An open transaction, for other programs; as `AsyncRemoteTransaction`. Threads: one at a time."""
+
+    def __init__(self, transaction: AsyncRemoteTransaction, loop: LoopThread) -> None:
+        """For `RemoteGroup.begin` only."""
+        self._transaction = transaction
+        self._loop = loop
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """As `AsyncRemoteTransaction.add`."""
+        for fragment in self._transaction.packing.add(changes):
+            self._loop.run(self._transaction.send(fragment))
+
+    def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
+        """As `AsyncRemoteTransaction.commit`."""
+        return self._loop.run(self._transaction.commit(w=w, wtimeout=wtimeout))
+
+    def close(self) -> None:
+        """Give it up; what is over stays as it is."""
+        self._loop.run(self._transaction.abort())

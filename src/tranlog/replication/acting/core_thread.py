@@ -1,49 +1,84 @@
-"""The one thread of a node that decides and writes: packets, ticks and commits in, what is to be said out.
+"""What decides and writes in a node: packets, ticks and commits in, what is to be said out.
 
 Owns the core, the log and the node's file, and that an event's effects are carried out before the next event is looked
-at. What comes in waits in a queue, what goes out is handed over in lots; the event loop does the rest. The hard idea:
-a sync is not waited for. A second thread syncs whatever is visible, again and again while there is more, and says so
-as an event; so one sync serves all who committed, or were sent, meanwhile, and runs beside the replicas' own.
+at. One thread at a time is at it (`turn`): the event loop for what its sockets brought, and a thread of the node's own
+for ticks, orders and whatever waits for the disk. The hard idea: a sync is not waited for. Another thread makes it, and
+says so as an event; the next one begins once that was looked at, with all that came until then. So one sync serves all
+who committed, or were sent, meanwhile, and runs beside the replicas' own.
 
 Source: docs/protocol.md, "The order of things", "Numbers".
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from tranlog.change import Fragment
 from tranlog.clock import Clock
-from tranlog.errors import ConfigError, DiskFailedError, LogClosedError, LogError, NotPrimaryError
+from tranlog.errors import ConfigError, DiskFailedError, DiskFullError, LogClosedError, LogError, NotPrimaryError
 from tranlog.ids import Gtid
+from tranlog.log.writing.member import MemberLog
+from tranlog.replication.acting.commit_queue import CommitQueue
 from tranlog.replication.acting.following import LogChange, NodeLog, carries_out
 from tranlog.replication.acting.state import StateFile
+from tranlog.replication.acting.turn import Outbox, Syncing, Turn
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.concern import Outcome
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, NodeId, check_w
 from tranlog.replication.rules.core import Core
-from tranlog.replication.rules.effects import Effect, EndReign, Fatal, Persist, Restore, RollBack, Send, Tell
-from tranlog.replication.rules.packets import NO_GTID, PRIMARY, Packet
-from tranlog.replication.rules.reading import AtLeast, Latest, Position, may_read
+from tranlog.replication.rules.effects import (
+    Committed,
+    Effect,
+    EndReign,
+    Fatal,
+    Persist,
+    Put,
+    PutChunk,
+    Restore,
+    RollBack,
+    Send,
+    Tell,
+)
+from tranlog.replication.rules.flow_control import FlowControl
+from tranlog.replication.rules.packets import NO_GTID, Packet
+from tranlog.replication.rules.reading import AtLeast, Latest, Within, may_read
 from tranlog.replication.rules.stored import Stored
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+FULL_HAND_OVER_MS = 10_000
+"""A primary whose disk is full waits so long for a replica that has everything."""
 _LOT = 256
-"""So many events are taken before what goes out is handed over."""
+"""So many events are looked at before what goes out is handed over."""
+_SMALL_BYTES = 64 << 10
+"""A transaction of less is appended with others before they are shown."""
 REFUSED = "refused"
 """The answer to a commit that was never written, or a question that cannot be answered: the text says why."""
+_SAID = (Send, Tell, Fatal, Restore, Committed)
+"""The effects that touch no disk."""
 
 ResultT = TypeVar("ResultT")
+
+
+class Asker(Protocol):
+    """Who asked something. Called in the event loop."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended, and wants no answer any more. Threads: any."""
+
+    def __call__(self, outcome: Outcome, text: str) -> None:
+        """Take the answer; `text`: why it was refused."""
 
 
 class Came(msgspec.Struct, frozen=True):
@@ -55,23 +90,50 @@ class Came(msgspec.Struct, frozen=True):
 
 
 class CommitWanted(msgspec.Struct, frozen=True):
-    """A transaction to commit. `answer` is called in the event loop, and before it `taken`, when it is in the log or
-    refused; `w` None and `wtimeout_ms` None: as the group has it.
+    """A transaction to commit: `write` puts it into the log, not synced, and need not show it.
+
+    `answer` is called in the event loop, and before it `taken`, when it is in the log or refused; `w` None and
+    `wtimeout_ms` None: as the group has it. `epoch`: of the only reign that takes it; 0: any. `oid`: of what it has
+    spilled, empty where that is nothing. `large`: writing it takes a while.
     """
 
-    fragments: Sequence[Fragment]
+    write: Callable[[MemberLog], Gtid]
     w: int | str | None
     wtimeout_ms: int | None
-    answer: Callable[[Outcome, str], None]
+    answer: Asker
     taken: Callable[[], None]
+    epoch: int = 0
+    oid: bytes = b""
+    large: bool = False
+
+
+def is_small(fragments: Sequence[Fragment]) -> bool:
+    """Whether a transaction is appended with others before they are shown."""
+    return len(fragments) == 1 and fragments[0].last and len(fragments[0].payload) < _SMALL_BYTES
+
+
+def put_whole(log: MemberLog, fragments: Sequence[Fragment]) -> Gtid:
+    """Append a whole transaction, a small one without showing it; what was not shown before is, before a large one.
+
+    So the full disk of a large one refuses that alone. Raises as `Log.transact`.
+    """
+    if is_small(fragments):
+        return log.append(fragments[0])
+    log.commit(sync=False)
+    return log.transact(fragments, sync=False)
 
 
 class Awaited(msgspec.Struct, frozen=True):
     """A reader that waits for a consistency, until a moment of the monotonic clock in ms; None: for ever."""
 
-    wish: AtLeast | Latest
+    wish: AtLeast | Within | Latest
     deadline: int | None
-    answer: Callable[[Outcome, str], None]
+    answer: Asker
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    ask: Callable[[Core], Any]
+    answer: Future[Any]
 
 
 class NodeStanding(msgspec.Struct, frozen=True):
@@ -89,10 +151,13 @@ class NodeStanding(msgspec.Struct, frozen=True):
 
 
 class Hearer(Protocol):
-    """Who takes what the thread has to say. All but `failed` are called in the event loop."""
+    """Who takes what the core has to say. All but `failed` are called in the event loop."""
 
-    def stands(self, standing: NodeStanding) -> None:
-        """It stands there now."""
+    standing: NodeStanding
+    """Where it stands: set in any thread, before anything is said of it."""
+
+    def stands(self) -> None:
+        """Its state, its primary or its configuration is another one than before."""
 
     def send(self, to: NodeId, packet: Packet) -> None:
         """Send a packet."""
@@ -101,7 +166,7 @@ class Hearer(Protocol):
         """It needs a whole log of another node, or shall have one."""
 
     def failed(self, exc: BaseException) -> None:
-        """It has ended with an error. In the thread itself."""
+        """It has ended with an error. In any thread."""
 
 
 class CoreThread:
@@ -117,29 +182,31 @@ class CoreThread:
         start: int,
         clock: Clock,
         chance: Callable[[], int],
-        hand_over: Callable[[Callable[[], None]], object],
+        loop: asyncio.AbstractEventLoop,
+        flow: FlowControl,
     ) -> None:
-        """`hand_over` calls something in the event loop; `chance` gives a random number."""
+        """In the thread of `loop`; `chance` gives a random number."""
         self.log = log
         self._state = state
         self._hearer = hearer
         self._clock = clock
         self._chance = chance
-        self._hand_over = hand_over
         now, wall = self._now(), clock.now_ms()
         lost = log.log.missing_seqno is not None
         self.core = Core(stored, log, start=start, now=now, wall=wall, committed=log.committed(), lost=lost)
-        self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._out: list[Callable[[], None]] = []
-        self._asked: dict[int, Callable[[Outcome, str], None]] = {}
+        self.commits = CommitQueue(flow)
+        self._out = Outbox(loop)
+        self._turn = Turn(loop, self._out, lambda: self._work(waits=False))
+        self._effects: deque[Effect] = deque()
+        self._asked: dict[int, Asker] = {}
         self._awaited: list[Awaited] = []
         self._number = 0
+        self._committed: Gtid | None = None  # what readers here are to be told
         self._kept_for = ConfigId()
         self._shown: NodeStanding | None = None
         self._ending = False
-        self._unsynced = threading.Event()
+        self._syncing = Syncing(self._sync, hearer.failed)
         self._thread = threading.Thread(target=self._run, name="node")
-        self._syncing = threading.Thread(target=self._sync, name="node sync")
 
     def start(self) -> None:
         """Begin."""
@@ -150,100 +217,142 @@ class CoreThread:
         """End after what was posted, and close the log. Raises as `NodeLog.close`."""
         self.post(self._end)
         self._thread.join()
-        self._ending = True
-        self._unsynced.set()
-        self._syncing.join()
+        self._syncing.stop()
         self.log.close()
 
     def post(self, event: Came | CommitWanted | Awaited | Callable[[], None]) -> None:
         """Have an event looked at, in its turn."""
-        self._events.put(event)
+        self._turn.post(event)
+
+    def deadline(self, timeout_ms: int) -> int | None:
+        """Return when so many ms from now are over, for `Awaited`; None for 0. Threads: any."""
+        return self._now() + timeout_ms if timeout_ms else None
 
     def call(self, ask: Callable[[Core], ResultT]) -> Future[ResultT]:
-        """Ask, or tell, the core something; its effects are carried out before the answer comes."""
+        """Ask, or tell, the core something; its effects are carried out before the answer comes.
+
+        In the node's own thread. The answer of one that has failed is what has ended it.
+        """
         answer: Future[ResultT] = Future()
-
-        def run() -> None:
-            try:
-                found = ask(self.core)
-            except Exception as exc:  # it belongs to whoever asked
-                answer.set_exception(exc)
-            else:
-                self._carry_out()
-                answer.set_result(found)
-
-        self.post(run)
+        self._turn.post(_Asked(ask, answer))
         return answer
 
     def _end(self) -> None:
         self._ending = True
 
-    # --- the thread ---
-
     def _now(self) -> int:
         return int(self._clock.monotonic() * 1000)
 
+    # --- the node's own thread ---
+
     def _run(self) -> None:
+        turn, due = self._turn, self._clock.monotonic()
         try:
-            due = self._clock.monotonic()
             while not self._ending:
-                events = self._take(due - self._clock.monotonic())
-                wanted: list[CommitWanted] = []
-                for event in events:
-                    if isinstance(event, CommitWanted):
-                        wanted.append(event)
-                        continue
-                    if wanted:
-                        self._commit(wanted)
-                        wanted = []
-                    self._look_at(event)
-                if wanted:
-                    self._commit(wanted)
-                if self._clock.monotonic() >= due:
-                    due = self._clock.monotonic() + TICK_S
-                    self.core.tick(self._now(), self._clock.now_ms(), self._chance())
-                    self._carry_out()
-                self._answer_readers()
-                self._tell()
-            for answer in [*self._asked.values(), *(one.answer for one in self._awaited)]:
-                self._later(answer, Outcome(concern.FAILED_OVER, NO_GTID))
-            self._tell()
+                turn.wait(max(due - self._clock.monotonic(), 0.0))
+                with turn:
+                    if turn.failure is not None:
+                        raise turn.failure
+                    self._work(waits=True)
+                    if self._clock.monotonic() >= due:
+                        due = self._clock.monotonic() + TICK_S
+                        self.core.tick(self._now(), self._clock.now_ms(), self._chance())
+                        self._carry_out(waits=True)
+                        self._forget_gone()
+                        self._tell()
+            with turn:
+                self._answer_all()
         except BaseException as exc:
             self._hearer.failed(exc)
+            while not self._ending:  # whoever asks is answered, until the node has ended
+                while turn.events:
+                    event = turn.events.popleft()
+                    if event == self._end:
+                        self._end()
+                    elif isinstance(event, _Asked) and not event.answer.done():
+                        event.answer.set_exception(exc)
+                turn.wait(TICK_S)
 
-    def _take(self, seconds: float) -> list[object]:
-        """Return the events that are there, after a wait for the first of them."""
-        found = []
-        try:
-            found.append(self._events.get(timeout=max(seconds, 0.0)))
-            while len(found) < _LOT:
-                found.append(self._events.get_nowait())
-        except queue.Empty:
-            pass
-        return found
+    def _answer_all(self) -> None:
+        """Answer who still waits, as the end has come."""
+        for answer in [*self._asked.values(), *(one.answer for one in self._awaited)]:
+            self._later(answer, Outcome(concern.FAILED_OVER, NO_GTID))
+        for one in self.commits.clear():
+            self._later(one.answer, Outcome(concern.NOT_PRIMARY, NO_GTID))
+        self._tell()
+
+    # --- a turn ---
+
+    def _work(self, *, waits: bool) -> bool:
+        """Look at what has come; without `waits` up to what may wait for a sync: False where there is such."""
+        events, looked, done = self._turn.events, 0, True
+        if self._ending and not waits:
+            return False
+        while done and not self._ending:
+            while events and isinstance(wanted := events[0], CommitWanted):
+                self.commits.put(wanted, self._now())
+                events.popleft()
+            done = self._carry_out(waits=waits) and self._commit(waits=waits)
+            if waits:
+                self._syncing.begin()  # what follows may take a while
+            if not done or not events:
+                break
+            event = events[0]
+            if isinstance(event, CommitWanted):
+                continue  # it has come since
+            if not waits and (isinstance(event, _Asked) or event == self._end):
+                done = False
+                break
+            self._look_at(event)
+            events.popleft()
+            looked += 1
+            if looked % _LOT == 0:
+                if waits:
+                    break  # it may be time for a tick
+                self._tell()
+        if done:
+            self._answer_readers()
+        self._tell()
+        return done
 
     def _look_at(self, event: object) -> None:
         if isinstance(event, Came):
             self.core.step(event.sender, event.packet, self._now())
-            self._carry_out()
-            self._out.append(event.done)
+            self._out.put(event.done)
         elif isinstance(event, Awaited):
-            wish = Latest(self.core.mind.pulse.beat) if isinstance(event.wish, Latest) else event.wish
+            mind = self.core.mind
+            wish = Latest(mind.pulse.beat, mind.committed) if isinstance(event.wish, Latest) else event.wish
             self._awaited.append(msgspec.structs.replace(event, wish=wish))
+        elif isinstance(event, _Asked) and event.answer.set_running_or_notify_cancel():
+            try:
+                found = event.ask(self.core)
+            except Exception as exc:  # it belongs to whoever asked
+                event.answer.set_exception(exc)
+            else:
+                self._carry_out(waits=True)
+                event.answer.set_result(found)
         elif callable(event):
             event()
 
-    def _carry_out(self) -> None:
-        """Do what the core wants, in order."""
-        while effects := self.core.ready():
-            for effect in effects:
-                self._do(effect)
+    def _carry_out(self, *, waits: bool) -> bool:
+        """Do what the core wants, in order; without `waits` up to what may wait for a sync: False then."""
+        effects = self._effects
+        effects.extend(self.core.ready())
+        while effects:
+            if not waits and self._waits(effects[0]):
+                return False
+            self._do(effects.popleft())
+            effects.extend(self.core.ready())
+        return True
+
+    def _waits(self, effect: Effect) -> bool:
+        return not isinstance(effect, _SAID) and (isinstance(effect, Persist) or self.log.waits(effect))
 
     def _do(self, effect: Effect) -> None:
         core = self.core
         match effect:
             case Send(to=to, packet=packet):
-                self._out.append(partial(self._hearer.send, to, packet))
+                self._out.put(partial(self._hearer.send, to, packet))
             case Tell(number=number, outcome=outcome):
                 answer = self._asked.pop(number, None)
                 if answer is not None:
@@ -259,7 +368,12 @@ class CoreThread:
             case Fatal(text=text):
                 logger.error("This node is FATAL, and follows nobody. why=%s", text)
             case Restore():
-                self._out.append(partial(self._hearer.restore, effect))
+                self._out.put(partial(self._hearer.restore, effect))
+            case Committed(gtid=gtid):
+                self._committed = gtid
+            case Put() | PutChunk():
+                self._out.hand_out()
+                self._after(self.log.carry_out(effect))
             case _ if carries_out(effect):
                 self._tell()
                 self._after(self.log.carry_out(effect))  # type: ignore[arg-type]
@@ -271,7 +385,7 @@ class CoreThread:
     def _after(self, done: LogChange) -> None:
         match done:
             case LogChange.LOGGED:
-                self._unsynced.set()
+                self._syncing.grew()
                 self.core.logged()
             case LogChange.UNUSABLE:
                 self.core.unusable()
@@ -282,65 +396,132 @@ class CoreThread:
 
     # --- commits ---
 
-    def _commit(self, wanted: list[CommitWanted]) -> None:
+    def _commit(self, *, waits: bool) -> bool:
+        """Write what may be written of the transactions that wait; without `waits` no large one, in no new segment."""
+        if not self.commits:
+            return True
+        if not (waits or self.log.log.fits(_SMALL_BYTES)):
+            return False
+        self.core.tick(self._now(), self._clock.now_ms(), self._chance())
+        while self._carry_out(waits=waits):
+            wanted = self.commits.take(self.core, large=waits)
+            if not wanted:
+                break
+            self._write(wanted)
+        else:
+            return False
+        if self.commits:
+            if self.commits.has_large and not waits:
+                self._turn.wake()
+            name, lag = self.commits.lags(self.core)
+            late = self.commits.late(self.core)
+            for one in late:
+                self._out.put(one.taken)
+            why = f"nothing was written: writers wait for {name}, the nearest voter, which lacks {lag} bytes"
+            self._refuse(late, why)
+        return True
+
+    def _write(self, wanted: list[CommitWanted]) -> None:
         """Append transactions, have them seen together, and ask for each whether its `w` is met."""
         core, log = self.core, self.log.log
-        core.tick(self._now(), self._clock.now_ms(), self._chance())
-        self._carry_out()
         written: list[tuple[CommitWanted, Gtid]] = []
         for one in wanted:
-            self._out.append(one.taken)
+            self._out.put(one.taken)
             try:
                 check_w(core.config, core.config.w if one.w is None else one.w)
-                if not core.accepts_writes:
+                if not core.accepts_writes or one.epoch not in (0, core.mind.epoch):
                     raise NotPrimaryError(path=log.path)
-                written.append((one, log.transact(one.fragments, sync=False)))
+                written.append((one, one.write(log)))
             except NotPrimaryError:
                 self._later(one.answer, Outcome(concern.NOT_PRIMARY, NO_GTID, primary=core.mind.primary))
             except (LogClosedError, DiskFailedError):
                 raise
             except (LogError, ConfigError) as exc:
-                self._later(one.answer, Outcome(REFUSED, NO_GTID), str(exc))
+                self._refuse([one], str(exc))
+                if isinstance(exc, DiskFullError):
+                    written = self._kept(written, exc)
+        try:
+            log.commit(sync=False)
+        except DiskFullError as exc:
+            written = self._kept(written, exc)
         if written:
-            self._after(LogChange.LOGGED)
+            self.commits.flow.grew(self.log.last, log.visible_lsn)
             for one, gtid in written:
-                self.ask(gtid, one.w, one.wtimeout_ms, one.answer)
-        self._carry_out()
+                self.ask(gtid, one.w, one.wtimeout_ms, one.answer, later=True)
+            self._after(LogChange.LOGGED)
+
+    def _kept(self, written: list[tuple[CommitWanted, Gtid]], exc: DiskFullError) -> list[tuple[CommitWanted, Gtid]]:
+        """Return what a full disk left of a lot: what is visible; refuse the others. Another node may have room."""
+        if len(self.core.config.members) > 1:
+            self.core.hand_over(NO_NODE, FULL_HAND_OVER_MS)
+        visible = self.log.log.visible_seqno
+        self._refuse([one for one, gtid in written if gtid.seqno > visible], str(exc))
+        return [(one, gtid) for one, gtid in written if gtid.seqno <= visible]
+
+    def _refuse(self, wanted: list[CommitWanted], why: str) -> None:
+        for one in wanted:
+            self._later(one.answer, Outcome(REFUSED, NO_GTID), why)
 
     def ask(
-        self, gtid: Gtid, w: int | str | None, wtimeout_ms: int | None, answer: Callable[[Outcome, str], None]
+        self,
+        gtid: Gtid,
+        w: int | str | None,
+        wtimeout_ms: int | None,
+        answer: Asker,
+        *,
+        later: bool = False,
     ) -> None:
-        """Ask whether `w` is met for a GTID. In this thread; see `call`."""
+        """Ask whether `w` is met for a GTID; as `Core.ask`. In this thread; see `call`."""
         self._number += 1
         self._asked[self._number] = answer
         try:
-            self.core.ask(self._number, gtid, w, wtimeout_ms)
+            self.core.ask(self._number, gtid, w, wtimeout_ms, later=later)
         except ConfigError as exc:
             del self._asked[self._number]
             self._later(answer, Outcome(REFUSED, gtid), str(exc))
 
+    def waiters(self) -> int:
+        """Return for how many questions something is kept. In this thread."""
+        return len(self._awaited) + len(self._asked) + len(self.core.mind.waiting)
+
     def _answer_readers(self) -> None:
-        mind, still, now = self.core.mind, [], self._now()
+        if not self._awaited:
+            return
+        self._take_commit_point()
+        mind, still, now, at = self.core.mind, [], self._now(), self.core.position()
+        if self.core.serves_reads and not self.log.shows(at.shown):
+            return  # a sync that has just ended writes it down; its word comes here
         for one in self._awaited:
-            at = Position(mind.committed, 0, mind.state == PRIMARY, mind.epoch, self.core.confirmed())
-            if self.core.serves_reads and may_read(one.wish, at, 0):
-                self._later(one.answer, Outcome(concern.SATISFIED, mind.committed))
+            if self.core.serves_reads and may_read(one.wish, at, now):
+                self._later(one.answer, Outcome(concern.SATISFIED, at.shown))
+            elif isinstance(one.wish, Latest) and not at.is_primary:
+                self._later(one.answer, Outcome(concern.NOT_PRIMARY, at.shown, primary=mind.primary))
             elif one.deadline is not None and now >= one.deadline:
-                self._later(one.answer, Outcome(concern.TIMED_OUT, mind.committed))
+                self._later(one.answer, Outcome(concern.TIMED_OUT, at.shown))
+            elif one.answer.gone:
+                self._later(one.answer, Outcome(concern.FAILED_OVER, NO_GTID))
             else:
                 still.append(one)
         self._awaited = still
 
+    def _forget_gone(self) -> None:
+        """Keep nothing for clients that have left."""
+        gone = {number for number, answer in self._asked.items() if answer.gone}
+        if gone:
+            self._asked = {number: answer for number, answer in self._asked.items() if number not in gone}
+            self.core.mind.waiting = [one for one in self.core.mind.waiting if one.number not in gone]
+
     # --- what goes out ---
 
-    def _later(self, answer: Callable[[Outcome, str], None], outcome: Outcome, text: str = "") -> None:
+    def _later(self, answer: Asker, outcome: Outcome, text: str = "") -> None:
         name = self.core.config.member(outcome.primary) if outcome.primary != NO_NODE else None
         told = msgspec.structs.replace(outcome, primary=NodeId("" if name is None else name.name))
-        self._out.append(lambda: answer(told, text))
+        self._out.put(lambda: answer(told, text))
 
     def _tell(self) -> None:
         """Hand over what there is to say."""
         core, mind, log = self.core, self.core.mind, self.log
+        self._take_commit_point()
         standing = NodeStanding(
             state=mind.state,
             epoch=mind.epoch,
@@ -352,39 +533,39 @@ class CoreThread:
             committed=mind.committed,
             fatal=mind.fatal,
         )
-        if standing != self._shown:
-            self._shown = standing
-            self._out.insert(0, lambda: self._hearer.stands(standing))
-        out, self._out = self._out, []
-        if out:
-            self._hand_over(lambda: _do_all(out))
+        before, self._shown = self._shown, standing
+        if before != standing:
+            self._hearer.standing = standing
+            if before is None or _role(before) != _role(standing):
+                self._out.put_first(self._hearer.stands)
+        self._out.hand_out()
+        self._syncing.begin()
+
+    def _take_commit_point(self) -> None:
+        if self._committed is not None:
+            self.log.carry_out(Committed(self._committed))
+            self._committed = None
 
     # --- syncing ---
 
     def _sync(self) -> None:
+        """Sync once; in a thread of its own."""
+        log, closed = self.log.log, None
         try:
-            while True:
-                self._unsynced.wait()
-                self._unsynced.clear()
-                if self._ending:
-                    return
-                log = self.log.log
-                try:
-                    log.commit()
-                except NotPrimaryError:
-                    pass
-                except LogClosedError:
-                    if self.log.log is log:
-                        raise
-                self.post(self._durable)
-        except BaseException as exc:
-            self._hearer.failed(exc)
+            log.commit()
+        except NotPrimaryError:
+            pass
+        except LogClosedError as exc:
+            closed = exc
+        self._turn.post(partial(self._synced, log, closed))
 
-    def _durable(self) -> None:
+    def _synced(self, log: MemberLog, closed: LogClosedError | None) -> None:
+        """A sync of this log is over. A rollback to before everything closes one, and has another in the same turn."""
+        if closed is not None and self.log.log is log:
+            raise closed
+        self._syncing.over()
         self.core.durable()
-        self._carry_out()
 
 
-def _do_all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _role(standing: NodeStanding) -> tuple[int, int, NodeId, GroupConfig]:
+    return standing.state, standing.epoch, standing.primary, standing.config

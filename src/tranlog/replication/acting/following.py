@@ -4,7 +4,7 @@ Owns the way from effects to the real log and back: received bytes are put, sync
 acks. No socket and no event loop: everything is done before a call returns. The hard idea: the rules ask for GTIDs
 all the time, and epochs are few, so the seqnos at which epochs begin stand for the GTIDs of the whole log.
 
-How a node uses it, in the one thread that writes the log: `NodeLog.follow` opens it; `Core(..., log=node_log,
+How a node uses it, in one thread at a time: `NodeLog.follow` opens it; `Core(..., log=node_log,
 committed=node_log.committed())`; each effect of `core.ready()` that `carries_out` knows goes to `carry_out`, the others
 (`Persist`, `Send`, `Tell`, `Restore`, `Fatal`) are the node's own. Where `carry_out` returns LOGGED, `core.logged()`
 follows, and soon `sync()` and `core.durable()`, one sync for whatever came meanwhile; UNUSABLE: `core.unusable()`;
@@ -30,6 +30,7 @@ from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import read_commit_point
 from tranlog.log.files.positions import drop_hold, hold, read_holds
 from tranlog.log.options import LogOptions
+from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.spill import OID, RawChunk
 from tranlog.log.rules.raw_records import whole_records
 from tranlog.log.rules.rollback import FOLLOWERS
@@ -86,7 +87,7 @@ def open_member(path: str, given: Mapping[str, Any], *, start_after: Gtid | None
 
 
 class NodeLog:
-    """A member's log, open. One thread at a time, which is the one that writes the log."""
+    """A member's log, open. One thread at a time."""
 
     part_bytes = RAW_BYTES
     """A transaction of more bytes goes out in parts of so many."""
@@ -101,6 +102,8 @@ class NodeLog:
         self._went_back = 0  # marks of logs that were emptied
         self._before: tuple[list[tuple[Seqno, int]], Seqno] = ([], NO_SEQNO)
         self._referring: Outgoing | None = None
+        self._sent: tuple[int, Outgoing] | None = None  # after what, and what was sent last
+        self._feeding: Cursor | None = None
         self._piece: bytearray | None = None  # of a record, of a transaction that comes in parts
         self._chunks: dict[bytes, bytearray] = {}  # parts of chunks, by oid
         self._learn_anew()
@@ -125,6 +128,7 @@ class NodeLog:
 
     def close(self) -> None:
         """Close the log. Raises as `Log.close`."""
+        self._stop_feeding()
         self.log.close()
 
     def committed(self) -> Gtid:
@@ -153,6 +157,10 @@ class NodeLog:
         durable, last = self.log.durable_seqno, self.last
         return last if durable >= last.seqno else self.gtid(durable) or NO_GTID
 
+    def shows(self, committed: Gtid) -> bool:
+        """Whether readers of other processes can see what is committed up to there."""
+        return self.log.gate(committed_only=True).wait(Seqno(committed.seqno), 0) >= committed.seqno
+
     @property
     def mark(self) -> int:
         """How often the log went back."""
@@ -160,7 +168,7 @@ class NodeLog:
 
     def gtid(self, seqno: int) -> Gtid | None:
         """Return the GTID at a seqno; None where the log holds none."""
-        if not self.first <= seqno <= self.last.seqno:
+        if not self.last.seqno >= seqno >= self.first:
             return None
         while self._starts[0] > seqno:
             self._learn_before()
@@ -203,23 +211,38 @@ class NodeLog:
             return self._part(after + 1, rest)
         if self._referring is not None and self._referring.last.seqno == after + 1 <= up_to:
             return self._referring  # its chunks go out under credit, and are not looked for again each time
+        if self._sent is not None and self._sent[0] == after and self._sent[1].last.seqno <= up_to:
+            return self._sent[1]  # as to another follower
         parts: list[bytes] = []
         size, last = 0, after
-        with self.log.cursor() as cursor:
-            cursor.seek(Seqno(after + 1))
-            for stretch in cursor.stretches(until=Seqno(up_to), most=self.part_bytes):
-                alone = stretch.spilled or stretch.large
-                if parts and (alone is not None or (last != stretch.last and size >= limit)):
-                    break
-                if stretch.large is not None:
-                    return self._part(stretch.last, Rest(stretch.large.start, 0))
-                parts.append(stretch.raw)
-                size, last = size + len(stretch.raw), stretch.last
-                if stretch.spilled is not None:
-                    spilled = stretch.spilled
-                    out = self._referring = Outgoing(stretch.raw, self._gtid_at(last), spilled.oid, spilled.chunks)
-                    return out
-        return Outgoing(b"".join(parts), self._gtid_at(last))
+        if self._feeding is None:
+            self._feeding = self.log.cursor()
+        self._feeding.seek(Seqno(after + 1))
+        for stretch in self._feeding.stretches(until=Seqno(up_to), most=self.part_bytes):
+            alone = stretch.spilled or stretch.large
+            if parts and (alone is not None or (last != stretch.last and size >= limit)):
+                break
+            if stretch.large is not None:
+                return self._part(stretch.last, Rest(stretch.large.start, 0))
+            parts.append(stretch.raw)
+            ends = stretch.last > last + 1  # it holds more than one transaction, so all of the last one
+            size, last = size + len(stretch.raw), stretch.last
+            if stretch.spilled is not None:
+                spilled = stretch.spilled
+                out = self._referring = Outgoing(stretch.raw, self._gtid_at(last), spilled.oid, spilled.chunks)
+                return out
+            if ends and size >= limit // 2:
+                break
+        out = Outgoing(parts[0] if len(parts) == 1 else b"".join(parts), self._gtid_at(last))
+        self._sent = after, out
+        return out
+
+    def _stop_feeding(self) -> None:
+        """Forget what was read for followers."""
+        self._referring = self._sent = None
+        if self._feeding is not None:
+            self._feeding.close()
+            self._feeding = None
 
     def _part(self, seqno: int, rest: Rest) -> Outgoing:
         part = self.log.part(Seqno(seqno), rest.record, rest.offset, self.part_bytes)
@@ -277,6 +300,17 @@ class NodeLog:
                 self._roll_back(effect)
                 return LogChange.ROLLED_BACK
         return LogChange.NOTHING
+
+    def waits(self, effect: Effect) -> bool:
+        """Whether to carry it out may wait for a sync, or a new segment."""
+        match effect:
+            case Put(raw=raw):
+                return bool(self.log.open_spills()) or not self.log.fits(len(raw))
+            case KeepFrom(name=name, seqno=seqno):
+                return (name in self._holds) is (seqno is None)  # a new one, or the end of one
+            case KeepAlive():
+                return not self.log.fits(0)
+        return True
 
     def sync(self) -> None:
         """Return when everything that is visible now is durable. Raises as `Log.commit`."""
@@ -378,7 +412,7 @@ class NodeLog:
         self._epochs: list[Epoch] = [] if last is None else [last.epoch]
         self._times: list[tuple[Seqno, int]] = []
         self._before = ([], NO_SEQNO)
-        self._referring = None
+        self._stop_feeding()
 
     def _learn_before(self) -> None:
         """Learn where the first known epoch begins, and which one is before it."""

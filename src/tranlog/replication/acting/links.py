@@ -12,27 +12,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from tranlog.errors import ConfigError, HandshakeError
-from tranlog.replication.acting.transport import Wire, dial
+from tranlog.replication.acting.transport import Wire, dial, one_line
 from tranlog.replication.rules.config import GroupConfig, Member, NodeId
 from tranlog.replication.rules.packets import (
     FIRST_WITHIN_S,
-    PROTOCOL_VERSION,
     Hello,
     Join,
     JoinRefused,
     Packet,
     Welcome,
 )
+from tranlog.replication.rules.versions import SPOKEN, Versions, versions_differ
+from tranlog.tls import why_ended
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S, PAUSE_MOST_S = 0.05, 2.0
+_PAUSE_S, _PAUSE_MOST_S = 0.05, 2.0
 VOTE = "vote"
 """The purpose of a connection between two nodes."""
+
+
+def pauses() -> Iterator[float]:
+    """Yield the pauses before one more try, in seconds: each twice the last one, up to a bound."""
+    pause = _PAUSE_S
+    while True:
+        yield pause
+        pause = min(2 * pause, _PAUSE_MOST_S)
 
 
 class LinkOwner(Protocol):
@@ -72,7 +81,7 @@ class Greeting:
         elif isinstance(packet, Welcome) and self.hello.done():
             self.welcome.set_result(packet)
         elif isinstance(packet, JoinRefused):
-            self._fail(packet.text)
+            self._fail(one_line(packet.text))
         else:
             wire.end(f"{type(packet).__name__} instead of a handshake")
 
@@ -91,20 +100,31 @@ class Greeting:
                 one.exception()  # whoever waits for it raises it; nobody may wait
 
 
-async def greet(address: str, greeting: Greeting, tls: ssl.SSLContext | None) -> tuple[Wire, Hello]:
+async def greet(
+    address: str, greeting: Greeting, tls: ssl.SSLContext | None, versions: Versions = SPOKEN
+) -> tuple[Wire, Hello]:
     """Connect, and return the connection with the server's first word. Raises OSError, HandshakeError, ConfigError."""
-    wire = await asyncio.wait_for(dial(address, greeting, tls), FIRST_WITHIN_S)
+    wire = await dial(address, greeting, tls)
     try:
         hello = await greeting.hello  # the wire ends without it
-    except HandshakeError as exc:
+    except BaseException as exc:
         wire.cut()
-        raise HandshakeError(where=address, why=exc.why) from None
-    if PROTOCOL_VERSION not in hello.versions:
-        wire.cut()
-        spoken = ", ".join(map(str, hello.versions))
-        why = f"it speaks protocol version {spoken}, and this program {PROTOCOL_VERSION}"
+        if isinstance(exc, HandshakeError):
+            raise HandshakeError(where=address, why=exc.why) from None
+        raise
+    version = versions.agreed(hello.versions)
+    if version is None:
+        refuse(wire, versions_differ("it", versions, "this end", hello.versions))
+        why = versions_differ("it", hello.versions, "this end", versions)
         raise HandshakeError(where=address, why=why)
+    wire.version = version
     return wire, hello
+
+
+def refuse(wire: Wire, why: str) -> None:
+    """End a connection whose server is not who was expected, and say so to it."""
+    wire.send(JoinRefused(text=f"the other end refused this one: {why}"))
+    wire.end(why, warn=False)
 
 
 async def enter(wire: Wire, greeting: Greeting, join: Join) -> Welcome:
@@ -112,12 +132,12 @@ async def enter(wire: Wire, greeting: Greeting, join: Join) -> Welcome:
     wire.send(join)
     try:
         return await asyncio.wait_for(greeting.welcome, FIRST_WITHIN_S)
-    except HandshakeError as exc:
+    except BaseException as exc:
         wire.cut()
-        raise HandshakeError(where=wire.where, why=exc.why) from None
-    except TimeoutError:
-        wire.cut()
-        raise HandshakeError(where=wire.where, why="it gave no welcome in time") from None
+        if isinstance(exc, HandshakeError | TimeoutError):
+            why = exc.why if isinstance(exc, HandshakeError) else "it gave no welcome in time"
+            raise HandshakeError(where=wire.where, why=why) from None
+        raise
 
 
 class _PeerGreeting(Greeting):
@@ -149,18 +169,19 @@ class Link:
         if self.wire is None:
             self._word.set()
 
-    def close(self) -> None:
-        """Have no connection any more."""
+    def close(self) -> asyncio.Task[None]:
+        """Have no connection any more; what is returned is done then."""
         self._task.cancel()
         if self.wire is not None:
             self.wire.cut()
+        return self._task
 
     async def _keep(self) -> None:
-        pause = PAUSE_S
+        waits = pauses()
         while True:
             try:
                 await self._connect()
-                pause = PAUSE_S
+                waits = pauses()
                 assert self.wire is not None
                 await self.wire.gone.wait()
                 self._trouble(self.wire.why)
@@ -170,23 +191,22 @@ class Link:
                 self._trouble(f"connecting to it was refused: {exc.strerror or exc}")
                 self._owner.unreachable(self.member.node)
             except (OSError, HandshakeError, ConfigError) as exc:
-                self._trouble(str(exc))
+                self._trouble(why_ended(exc))
             self._word.clear()
             try:
-                await asyncio.wait_for(self._word.wait(), pause)
+                await asyncio.wait_for(self._word.wait(), next(waits))
             except TimeoutError:
                 pass
-            pause = min(2 * pause, PAUSE_MOST_S)
 
     async def _connect(self) -> None:
-        greeting = _PeerGreeting(self._owner)
-        wire, hello = await greet(self.address, greeting, self._tls)
+        greeting, join = _PeerGreeting(self._owner), self._owner.join()
+        wire, hello = await greet(self.address, greeting, self._tls, Versions(*join.versions))
         why = wire.certified_otherwise(self.member.name) or self._owner.hello_refused(hello, self.member)
         if why:
-            wire.cut()
+            refuse(wire, why)
             raise HandshakeError(where=self.address, why=why)
         wire.peer, wire.purpose = self.member.node, VOTE
-        await enter(wire, greeting, self._owner.join())
+        await enter(wire, greeting, join)
         self.wire, self.why, self._told = wire, "", ""
         self.since = asyncio.get_running_loop().time()
         logger.info("Connected. node=%s at=%s", self.member.name, self.address)
@@ -242,7 +262,9 @@ class Links:
         if node in self.links:
             self.links[node].hurry()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all of them."""
-        for link in self.links.values():
-            link.close()
+        ending = [link.close() for link in self.links.values()]
+        if ending:
+            await asyncio.wait(ending, timeout=1.0)
+        await asyncio.sleep(0)  # what was cut is closed

@@ -1,8 +1,9 @@
 """One node of a group: its sockets, its thread, its place in the group. One process has one.
 
 Owns who is let in, and which of a connection's packets go where: those of other nodes and of clients to the core, an
-operator's orders to whoever carries them out. The hard idea: the event loop decides nothing and waits for no disk. It
-knows what the thread last said of itself, moves packets, and lets every hostile or silent peer cost its own connection.
+operator's orders to whoever carries them out. The hard idea: the event loop waits for no sync. What does goes to the
+node's own thread; the loop moves packets, knows where the node stands, and lets every hostile or silent peer cost its
+own connection.
 
 Source: docs/protocol.md; docs/replication.md.
 """
@@ -28,21 +29,23 @@ from tranlog.log.files.commit_point import GROUP_DIR, become_member, is_member, 
 from tranlog.log.files.directory import make_directory, sign_lock, storage_error, take_lock
 from tranlog.log.options import LogOptions
 from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
+from tranlog.replication.acting.entrance import Entrance
 from tranlog.replication.acting.following import NodeLog
 from tranlog.replication.acting.links import VOTE, Links
 from tranlog.replication.acting.orders import Orders
 from tranlog.replication.acting.restore import RESTORE, finish_install
 from tranlog.replication.acting.served_log import ServedLog
-from tranlog.replication.acting.serving import ServedClient
+from tranlog.replication.acting.serving import ServedClients
 from tranlog.replication.acting.state import StateFile
-from tranlog.replication.acting.transport import Wire, listen
-from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.acting.transport import Wire
+from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import Restore
+from tranlog.replication.rules.flow_control import FlowControl
 from tranlog.replication.rules.packets import (
+    CLIENTS_MAX,
     NO_GTID,
     PRIMARY,
-    PROTOCOL_VERSION,
     READABLE,
     STARTUP,
     STATE_NAMES,
@@ -70,13 +73,14 @@ from tranlog.replication.rules.packets import (
     Where,
     Who,
 )
+from tranlog.replication.rules.permissions import NEEDED, Clients, permission_refused
 from tranlog.replication.rules.stored import Stored
 from tranlog.replication.rules.syncup import handshake_refused, heartbeat_refused
+from tranlog.replication.rules.versions import SPOKEN, Versions, versions_differ
 
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
-CONNECTIONS_MAX = 256
 SILENT_BEATS = 10
 """A connection between nodes ends when nothing was heard for so many heartbeats."""
 RECORD_BYTES_MAX = 2 << 20
@@ -84,7 +88,6 @@ RECORD_BYTES_MAX = 2 << 20
 _OF_NODES = (
     *(Where, Here, Follow, Records, SpillChunk, ChunksGone, Ack, AckRelay, PreVote, Vote, Voted, Heartbeat, Lead),
 )
-CLIENT_PURPOSES = ("commit", "read", "administer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,9 @@ class NodeOptions:
     """One node. `dir`: of its log; `group`: the group's name; `node`: its own, by which the group knows it.
 
     `listen` is HOST:PORT; `address` the same as others reach it, by default `listen`. `via` says for a node's name at
-    which address this one reaches it. `restore`: auto, or manual, where an operator has to order it.
+    which address this one reaches it. `restore`: auto, or manual, where an operator has to order it. `clients`: what
+    those may do that have a certificate, by its name. `versions`: of the protocol.
+    `lag_limit_bytes`: what the nearest voter may lack before a primary's writers wait; 0: any number.
     """
 
     dir: str
@@ -102,6 +107,9 @@ class NodeOptions:
     address: str = ""
     via: Mapping[str, str] = field(default_factory=dict)
     restore: str = "auto"
+    clients: Clients = field(default_factory=dict)
+    versions: Versions = SPOKEN
+    lag_limit_bytes: int = LAG_LIMIT_BYTES
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
@@ -163,13 +171,13 @@ class GroupNode:
         self.node = NO_NODE
         self.thread: CoreThread | None = None
         self.links = Links(self, options.via, client_tls)
-        self.tls = server_tls, client_tls
+        self.tls = client_tls
         self.disk = disk
         self.clock = clock
         self._chance = random.Random(seed)
-        self._wires: set[Wire] = set()
-        self._clients: dict[Wire, ServedClient] = {}
+        self.entrance = Entrance(options.listen, self, server_tls)
         self._readers = ServedLog(options.dir, disk)
+        self._clients = ServedClients(self.entrance.wires, self.spawn, self._readers.executor)
         self._joining = False
         self.orders = Orders(self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,18 +202,12 @@ class GroupNode:
             if stored.group:
                 await self.begin()
             try:
-                self._server = await listen(self.options.listen, self, self.tls[0])
+                await self.entrance.open()
             except OSError as exc:
                 why = f"cannot be listened at: {exc.strerror or exc}"
                 raise ConfigError(option="group.listen", value=self.options.listen, why=why) from exc
             self._opened = opened.pop_all()
         self.spawn(self._watch())
-
-    @property
-    def port(self) -> int:
-        """The port that it listens at."""
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
 
     async def ended(self) -> None:
         """Wait until the node cannot go on, and raise what has ended it."""
@@ -213,14 +215,16 @@ class GroupNode:
 
     async def stop(self, *, hand_over_s: float = 0.0) -> None:
         """End: hand primacy over where that can be done in time, answer who waits, close the log."""
-        if hand_over_s and self.thread is not None and self.standing.state == PRIMARY and self.links.links:
+        able = self.thread is not None and self.standing.state == PRIMARY and not self._ended.done()
+        if hand_over_s and able and self.links.links:
+            assert self.thread is not None
             ms = int(hand_over_s * 1000)
             with contextlib.suppress(TranlogError):
                 await asyncio.wrap_future(self.thread.call(lambda core: core.hand_over(NO_NODE, ms)))
             until = self._loop.time() + hand_over_s
             while self.standing.state == PRIMARY and self._loop.time() < until:
                 await asyncio.sleep(0.02)
-        self._server.close()
+        self.entrance.close()
         for task in list(self._tasks):
             task.cancel()
         await self.orders.restoring.settled()
@@ -229,13 +233,8 @@ class GroupNode:
         finally:
             await self._readers.close()
             await asyncio.sleep(0)  # the last answers
-            self.links.close()
-            for wire in list(self._wires):
-                wire.end("this node ends", warn=False)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*(wire.gone.wait() for wire in list(self._wires))), 1.0)
-            for wire in list(self._wires):
-                wire.cut()
+            await self.links.close()
+            await self.entrance.end()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do this meanwhile; the end of the node cancels it."""
@@ -252,6 +251,9 @@ class GroupNode:
         """Open the log, and have the core run, as the node's file says. Raises as `open_log`."""
         stored = await asyncio.to_thread(self._state.load)
         assert stored is not None and stored.group
+        own = stored.config.member(stored.node) if stored.config is not None else None
+        if own is not None and own.name != self.options.node:
+            raise ConfigError(option="group.node", value=self.options.node, why=self._copied(own, self.options.node))
         log = await asyncio.to_thread(open_log, self.options, stored.group, disk=self.disk, clock=self.clock)
         await asyncio.to_thread(self._state.store, stored)  # so that its number is this start's
         self.thread = CoreThread(
@@ -262,10 +264,15 @@ class GroupNode:
             start=self._state.number,
             clock=self.clock,
             chance=lambda: self._chance.randrange(1 << 16),
-            hand_over=self._loop.call_soon_threadsafe,
+            loop=self._loop,
+            flow=FlowControl(self.options.lag_limit_bytes),
         )
         self.thread.start()
         self._loop.call_soon(self.orders.restoring.resume)
+
+    def _copied(self, whose: Member, name: str) -> str:
+        mend = f"remove the folder {GROUP_DIR}/ in it, start {name}, and `tranlog group add {name} HOST:PORT`"
+        return f"the log directory of {name} is a copy of {whose.name}'s, with the identity of that node: {mend}"
 
     async def _watch(self) -> None:
         """End connections of nodes that are silent."""
@@ -274,24 +281,29 @@ class GroupNode:
             await asyncio.sleep(heartbeat)
             before = self._loop.time() - SILENT_BEATS * heartbeat
             self.links.end_silent(before)
-            for wire in list(self._wires):
+            for wire in list(self.entrance.wires):
                 if wire.purpose == VOTE and wire.heard < before:
                     wire.end_now(f"nothing was heard for {SILENT_BEATS} heartbeats")
 
     # --- what the thread says ---
 
-    def stands(self, standing: NodeStanding) -> None:
-        """The thread stands there now."""
-        before, self.standing = self.standing, standing
-        if standing.config is not before.config:
-            self.links.settle(standing.config, self.node)
-        if (standing.state, standing.primary) != (before.state, before.primary):
-            self.links.hurry(standing.primary)
+    def stands(self) -> None:
+        """Its state, its epoch, its primary or its configuration is another one than before."""
+        self.links.settle(self.standing.config, self.node)
+        self.links.hurry(self.standing.primary)
+        self._tell_primary()
+
+    def _tell_primary(self) -> None:
+        """Tell programs that commit who is primary now: whoever looks for it need not wait before it asks again."""
+        news = self.primary(0)
+        for wire in self.entrance.wires if news.node != NO_NODE else ():
+            if wire.purpose == "commit":
+                wire.send(news)
 
     def send(self, to: NodeId, packet: Packet) -> None:
         """Send a packet to a node, over the link to it, or, where there is none, over its own."""
         if not self.links.send(to, packet) and to not in self.links.links:
-            for wire in self._wires:
+            for wire in self.entrance.wires:
                 if wire.purpose == VOTE and wire.peer == to:
                     wire.send(packet)
                     return
@@ -320,7 +332,7 @@ class GroupNode:
             node=self.node,
             node_name=self.options.node,
             purpose=VOTE,
-            versions=(PROTOCOL_VERSION,),
+            versions=self.options.versions,
             config=at.config.id,
             last=at.last,
             heartbeat_ms=at.config.heartbeat_ms,
@@ -333,7 +345,7 @@ class GroupNode:
             ""
             if hello.node == member.node
             else f"the node there is {hello.node_name} with the id {hello.node}, and the group's {member.name} has "
-            f"{member.node}; a wiped node is removed from the group and added again"
+            f"{member.node}; if it was wiped: tranlog group add {member.name} {member.address} --replace"
         )
 
     def stranger(self, hello: Hello) -> str:
@@ -385,10 +397,6 @@ class GroupNode:
 
     def met(self, wire: Wire) -> None:
         """Somebody connected."""
-        if len(self._wires) >= CONNECTIONS_MAX:
-            wire.end_now(f"there are {CONNECTIONS_MAX} connections already")
-            return
-        self._wires.add(wire)
         at = self.standing
         wire.send(
             Hello(
@@ -396,7 +404,7 @@ class GroupNode:
                 name=self.options.group,
                 node=self.node,
                 node_name=self.options.node,
-                versions=(PROTOCOL_VERSION,),
+                versions=self.options.versions,
                 state=at.state,
                 epoch=at.epoch,
                 first=NO_GTID,
@@ -421,20 +429,21 @@ class GroupNode:
             self.spawn(self.orders.answer(wire, packet))
             wire.done(size)
         elif isinstance(packet, DiskCall) and wire.purpose == "read":
-            self._readers.take(wire, packet, size, self.standing.state)
+            log = None if self.thread is None else self.thread.log.log
+            self._readers.take(wire, packet, size, self.standing.state, log)
         else:
-            self._clients.setdefault(wire, ServedClient(wire)).take(packet, size, self.thread)
+            self._clients.take(wire, packet, size, self.thread)
 
     def lost(self, wire: Wire) -> None:
         """Somebody's connection has ended."""
-        self._wires.discard(wire)
-        self._clients.pop(wire, None)
+        self._clients.lost(wire)
         self._readers.lost(wire)
         self.orders.restoring.served.pop(wire, None)
 
     def _let_in(self, wire: Wire, packet: Packet) -> None:
         if not isinstance(packet, Join):
-            wire.end(f"{type(packet).__name__} instead of Join")
+            other = f"{type(packet).__name__} instead of Join"
+            wire.end(packet.text if isinstance(packet, JoinRefused) else other)
             return
         why = self._join_refused(packet, wire)
         if not why and packet.purpose == "read" and self.thread is not None:
@@ -463,33 +472,47 @@ class GroupNode:
             wire.send(JoinRefused(text=why))
             wire.end(why)
             return
-        wire.peer, wire.purpose = join.node, join.purpose
+        version = self.options.versions.agreed(join.versions)
+        assert version is not None
+        wire.peer, wire.purpose, wire.version = join.node, join.purpose, version
         if join.purpose == RESTORE:
             self.orders.restoring.serve(wire)
-        wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=PROTOCOL_VERSION))
+        wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=version))
 
     def _join_refused(self, join: Join, wire: Wire) -> str:
         own, config = self.standing.config.group, self.standing.config
-        if PROTOCOL_VERSION not in join.versions:
-            return f"this node speaks protocol version {PROTOCOL_VERSION}, and you {join.versions}"
-        if join.purpose not in (VOTE, RESTORE, *CLIENT_PURPOSES):
+        own_versions = self.options.versions
+        if own_versions.agreed(join.versions) is None:
+            return versions_differ(f"node {self.options.node}", own_versions, join.node_name, join.versions)
+        if join.purpose not in (VOTE, RESTORE, *NEEDED):
             return f"there is no purpose {join.purpose!r}"
         if join.heartbeat_ms <= 0:
             return heartbeat_refused(join.node_name)
-        if join.purpose in CLIENT_PURPOSES:
-            return ""
+        if join.purpose in NEEDED:
+            return self._client_refused(join, wire)
         if why := wire.certified_otherwise(join.node_name):
             return why
         if own and join.group and join.group != own:
             return f"you are of the group {join.group}, and this node is of {own}"
+        known = config.member(join.node)
+        if known is not None and known.name != join.node_name:
+            return self._copied(known, join.node_name)
         named = [one for one in config.members if one.name == join.node_name and one.node != join.node]
         if join.node == self.node or named:
-            return f"there is another node {join.node_name} in the group, with another id; names are unique"
+            why = f"there is another node {join.node_name} in the group, with another id; names are unique"
+            return f"{why}; if it was wiped: tranlog group add {join.node_name} HOST:PORT --replace"
         if join.purpose == RESTORE and config.member(join.node) is None:
             return "only a node of the group gets this log"
         if join.purpose == RESTORE and self.standing.state not in READABLE:
             return f"this node is {STATE_NAMES[self.standing.state]}, and no source"
         return ""
+
+    def _client_refused(self, join: Join, wire: Wire) -> str:
+        if sum([one.purpose in NEEDED for one in self.entrance.wires]) >= CLIENTS_MAX:
+            return f"there are {CLIENTS_MAX} clients already"
+        if wire.certified is None:
+            return ""
+        return permission_refused(self.options.clients, wire.certified[0], join.purpose)
 
     def primary(self, number: int) -> Primary:
         """Return who is primary, as far as this node knows."""

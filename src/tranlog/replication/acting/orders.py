@@ -19,7 +19,8 @@ import msgspec
 
 from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, TranlogError
 from tranlog.ids import Gtid
-from tranlog.replication.acting.links import Greeting, greet
+from tranlog.replication.acting.commit_queue import CommitQueue
+from tranlog.replication.acting.links import Greeting, greet, refuse
 from tranlog.replication.acting.restoring import RestoreStatus, Restoring
 from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
@@ -46,7 +47,8 @@ Body = dict[str, Any]
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A member as a node knows it. `heard_ms`: how long ago its last heartbeat came, None for never; `acked`: what it
-    has durable, as a primary knows. `trouble`: why there is no connection to it.
+    has durable, as a primary knows. `trouble`: why there is no connection to it; `protocol`: the version
+    spoken over it, 0 where there is none.
     """
 
     name: str
@@ -60,10 +62,15 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     last: Gtid
     acked: Gtid | None
     trouble: str
+    protocol: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node stands. `config`: (epoch, version) of its configuration; `fatal`: why it follows nobody."""
+    """Where a node stands. `config`: (epoch, version) of its configuration; `fatal`: why it follows nobody.
+
+    `writers_wait_for`: the voter that lags by more than this primary allows, empty where none does. `lag_bytes`: what
+    the nearest voter lacked at the last commit.
+    """
 
     group: str
     id: str
@@ -80,6 +87,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     fatal: str
     members: list[MemberStatus]
     restore: RestoreStatus | None = None
+    writers_wait_for: str = ""
+    lag_bytes: int = 0
 
 
 class Orders:
@@ -107,7 +116,7 @@ class Orders:
             raise ConfigError(option="order", value=name, why="there is no such order")
         if name == "reconfigure":
             return await self._force(body)
-        if name == "remove":
+        if name == "remove" or (name == "add" and body.get("replace")):
             await self._depose(str(body.get("name", "")))
         to = self._named(body) if name in _AT_NODE else self._node.standing.primary
         here = to == self._node.node if name in _AT_NODE else self._node.standing.state == PRIMARY
@@ -189,8 +198,10 @@ class Orders:
         """Return where this node stands, and what it knows of the others. Raises GroupOrderError: in no group."""
         self._check_member()
         node = self._node
-        troubles = {name: link.why for name, link in node.links.links.items()}
-        found: NodeStatus = await self._ask(lambda core: status_of(core, node.options, troubles))
+        links = {id: (one.why, 0 if one.wire is None else one.wire.version) for id, one in node.links.links.items()}
+        assert node.thread is not None
+        commits = node.thread.commits
+        found: NodeStatus = await self._ask(lambda core: status_of(core, node.options, links, commits))
         return msgspec.structs.replace(found, restore=self.restoring.status)
 
     def config(self) -> GroupConfig:
@@ -201,26 +212,47 @@ class Orders:
     # --- what a primary does ---
 
     async def _add(self, body: Body) -> Body:
-        """Admit a node: without a vote until it holds what is committed, then with the one that is wanted."""
-        node = self._node
-        wanted = msgspec.convert({"votes": 1, "priority": 1, **body, "node": ""}, _Wanted)
+        """Admit a node: without a vote until it holds what is committed, then with the one that is wanted.
+
+        With `replace` it takes the place of the one of its name, which was wiped, and is removed first.
+        """
+        node, told = self._node, {"votes": 1, "priority": 1, **body, "node": ""}
+        replace = bool(told.pop("replace", False))
+        wanted = msgspec.convert(told, _Wanted)
         try:
-            wire, hello = await greet(wanted.address, Greeting(), node.tls[1])
+            wire, hello = await greet(wanted.address, Greeting(), node.tls)
         except (OSError, HandshakeError) as exc:
             raise GroupOrderError(why=f"no node answers at {wanted.address}: {exc}. Start it there first") from exc
         why = wire.certified_otherwise(wanted.name) or node.stranger(hello)
-        wire.cut()
         if not why and hello.node_name != wanted.name:
             why = f"the node at {wanted.address} is called {hello.node_name}"
         if why:
+            refuse(wire, why)
             raise GroupOrderError(why=why)
+        wire.cut()
         voter = Member(**{**msgspec.structs.asdict(wanted), "node": hello.node})
+        self._check_name(voter, replace)
+        if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
+            await self._remove({"name": voter.name})
         if not any(one.node == hello.node for one in node.standing.config.members):
             first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
             await self._change(lambda members: [*members, first])
         if voter.votes and not voter.witness:
             await self._change(lambda members: [voter if one.node == voter.node else one for one in members])
         return {"added": wanted.name, "node": hello.node, "warnings": warnings(node.standing.config)}
+
+    def _check_name(self, wanted: Member, replace: bool) -> None:
+        """Raise GroupOrderError where another node has that name, or, with `replace`, none has."""
+        config, name = self._node.standing.config, wanted.name
+        named = [one for one in config.members if one.name == name and one.node != wanted.node]
+        if named and not replace:
+            why = f"the group's {name} has the id {named[0].node}, and the node at {wanted.address} has {wanted.node}"
+            next_step = f"`tranlog group add {name} {wanted.address} --replace` gives it that one's place for ever"
+            raise GroupOrderError(why=f"{why}. If {name} was wiped, {next_step}")
+        if replace and not named and not any(one.node == wanted.node for one in config.members):
+            raise ConfigError(option="--replace", value=name, why="no node of the group has this name")
+        if replace and any((at := self._node.links.links.get(one.node)) and at.wire for one in named):
+            raise GroupOrderError(why=f"the {name} that shall be replaced runs and is connected; stop it first")
 
     async def _remove(self, body: Body) -> Body:
         name = str(body.get("name", ""))
@@ -231,11 +263,13 @@ class Orders:
         return {"removed": name}
 
     async def _depose(self, name: str) -> None:
-        """See to it that the primary is not the node of that name. Raises GroupOrderError."""
+        """See to it that the primary is not the node of that name. Raises GroupOrderError; ConfigError where no other
+        one could be primary."""
         at, loop = self._node.standing, asyncio.get_running_loop()
         former = at.config.member(self._node.node if at.state == PRIMARY else at.primary)
         if former is None or former.name != name:
             return
+        successor(at.config, [one for one in at.config.members if one.name != name], epoch=at.epoch)
         await self.give("step-down", {})
         until = loop.time() + PATIENCE_S
         while self._node.standing.primary in (NO_NODE, former.node) and loop.time() < until:
@@ -359,12 +393,18 @@ def is_installed(core: Core) -> bool:
     return is_elected(core.config, having)
 
 
-def status_of(core: Core, options: NodeOptions, troubles: Mapping[NodeId, str]) -> NodeStatus:
-    """Return where a node stands, and what it knows of the others; `troubles`: why it has no connection to one."""
+def status_of(
+    core: Core, options: NodeOptions, links: Mapping[NodeId, tuple[str, int]], commits: CommitQueue
+) -> NodeStatus:
+    """Return where a node stands, and what it knows of the others.
+
+    `links`: of each, why there is no connection, and the version that is spoken.
+    """
     mind, log, config = core.mind, core.log, core.config
     members = []
     for one in config.members:
         peer, ack, own = mind.peers.get(one.node), mind.acks.get(one.node), one.node == core.node
+        trouble, protocol = links.get(one.node, ("", 0))
         heard = None if peer is None or peer.heard < 0 else mind.now - peer.heard
         members.append(
             MemberStatus(
@@ -378,10 +418,11 @@ def status_of(core: Core, options: NodeOptions, troubles: Mapping[NodeId, str]) 
                 heard_ms=0 if own else heard,
                 last=log.last if own else NO_GTID if peer is None else peer.last,
                 acked=log.durable if own else None if ack is None else ack.durable,
-                trouble="" if own else troubles.get(one.node, ""),
+                trouble=trouble,
+                protocol=max(options.versions) if own else protocol,
             )
         )
-    primary = config.member(mind.primary)
+    primary, waits_for = config.member(mind.primary), config.member(commits.waits_for)
     return NodeStatus(
         group=options.group,
         id=config.group,
@@ -397,4 +438,6 @@ def status_of(core: Core, options: NodeOptions, troubles: Mapping[NodeId, str]) 
         committed=mind.committed,
         fatal=mind.fatal,
         members=members,
+        writers_wait_for=waits_for.name if waits_for is not None else "",
+        lag_bytes=commits.flow.lag,
     )

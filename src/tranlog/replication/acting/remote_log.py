@@ -24,17 +24,19 @@ from tranlog.clock import SYSTEM_CLOCK
 from tranlog.disk import DiskLock
 from tranlog.errors import ConfigError, HandshakeError, NoNodeError
 from tranlog.ids import Gtid, Seqno
+from tranlog.log.files.directory import reading
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.reader import LogRange, LogReader
-from tranlog.replication.acting.client import FIND_S, SCHEME, Connection, LoopThread, addresses_of, reach
+from tranlog.replication.acting.client import FIND_S, SCHEME, Connection, LoopThread, addresses_of, not_known, reach
+from tranlog.replication.acting.links import pauses
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import (
-    NO_GTID,
     RAW_BYTES_MAX,
     CommitAnswer,
     DiskAnswer,
     DiskCall,
+    NotKnown,
     Packet,
     WaitConsistent,
 )
@@ -44,6 +46,7 @@ from tranlog.replication.rules.reading import (
     Latest,
     Preference,
     Readable,
+    Within,
     choose_node,
     parse_consistency,
     parse_preference,
@@ -56,7 +59,6 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 30.0
 """A node that gives no answer for so long is not waited for."""
 CONSISTENT_S: Final = 10.0
-_PAUSE_S: Final = 0.05
 
 
 class NodeDisk:
@@ -85,6 +87,8 @@ class NodeDisk:
         if told is None:
             self._lost = True
             raise OSError(errno.ECONNRESET, "the connection to the node has ended; open the log again")
+        if isinstance(told, NotKnown):
+            raise OSError(errno.ENOSYS, not_known(told))
         return told
 
     def number(self) -> int:
@@ -214,6 +218,7 @@ class RemoteLog(LogReader):
         self._name = name
         self._node_disk = disk
         super().__init__(root, disk=disk, clock=SYSTEM_CLOCK, checksum=True)
+        self._segments.end_early = True
 
     @property
     def lost(self) -> bool:
@@ -273,9 +278,9 @@ def open_remote(
     """Open the log of a node of a group for reading. `url`: `thl://HOST:PORT,HOST:PORT`, some of the group's nodes.
 
     `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest; `tags`: sets of tags, the first that any
-    node has is taken; `consistency`: none, `at least GTID(1, 15)` or `latest`, which the primary
-    alone can tell; it is waited for up to `timeout` seconds. `after`: the last transaction that the program has; the
-    node refuses where its log holds another one in that place, or has purged what follows. `name`: who reads, in such
+    node has is taken; `consistency`: none, `at least GTID(1, 15)`, `within 500 ms` or `latest`, which the primary alone
+    can tell; it is waited for up to `timeout` seconds. `after`: the last transaction that the program has; the node
+    refuses where its log holds another one in that place, or has purged what follows. `name`: who reads, in such
     messages. `find_s`: how long a node is looked for.
     Raises NoNodeError, HandshakeError, ConfigError; and as `LogReader.open`.
     """
@@ -292,7 +297,8 @@ def open_remote(
         disk = NodeDisk(connection, loop, root := f"{SCHEME}{node}")
         end = disk.end
         _await(disk, node, wish, consistency, timeout)
-        return RemoteLog(root, disk, node, after, name).begin()
+        with reading(root):
+            return RemoteLog(root, disk, node, after, name).begin()
     except BaseException:
         end()
         raise
@@ -302,16 +308,20 @@ def _await(disk: NodeDisk, name: str, wish: Consistency, told: str, timeout: flo
     """Return when the node is as consistent as was wished. Raises NoNodeError."""
     if wish is None:
         return
-    kind, gtid = ("at_least", wish.gtid) if isinstance(wish, AtLeast) else ("latest", NO_GTID)
-    number = disk.number()
-    packet = WaitConsistent(number=number, kind=kind, gtid=gtid, timeout_ms=max(round(timeout * 1000), 1))
+    number, timeout_ms = disk.number(), max(round(timeout * 1000), 1)
+    packet = WaitConsistent(number=number, kind="latest", timeout_ms=timeout_ms)
+    if isinstance(wish, AtLeast):
+        packet = WaitConsistent(number=number, kind="at_least", gtid=wish.gtid, timeout_ms=timeout_ms)
+    elif isinstance(wish, Within):
+        packet = WaitConsistent(number=number, kind="within", lag_ms=wish.lag_ms, timeout_ms=timeout_ms)
     try:
         answer = disk.ask(number, packet, timeout + ANSWER_S)
     except OSError as exc:
         raise NoNodeError(where=name, why=str(exc.strerror)) from exc
     assert isinstance(answer, CommitAnswer)
     if answer.kind != concern.SATISFIED:
-        why = answer.text or f"`{told}` was not so within {timeout:g} s; it has committed up to {answer.gtid}"
+        why = "it is not primary any more" if answer.kind == concern.NOT_PRIMARY else answer.text
+        why = why or f"`{told}` was not so within {timeout:g} s; it has committed up to {answer.gtid}"
         raise NoNodeError(where=name, why=why)
 
 
@@ -339,7 +349,7 @@ class _Choice:
     async def find(self, find_s: float) -> tuple[Connection, str]:
         """Return a connection to the node, and its name. Raises NoNodeError, ConfigError."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + find_s
+        until, waits = loop.time() + find_s, pauses()
         while True:
             troubles: list[str] = []
             for address in self._addresses:
@@ -348,7 +358,7 @@ class _Choice:
                     return found
             if loop.time() >= until:
                 raise NoNodeError(where=self._url, why=f"{self._preference.value} was wished; {'; '.join(troubles)}")
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(min(next(waits), until - loop.time()))
 
     async def _through(self, address: str, troubles: list[str]) -> tuple[Connection, str] | None:
         """Ask the node at an address who is in the group, and look at each of them."""

@@ -150,7 +150,7 @@ class Restoring:
         path, disk = node.options.dir, node.disk
         fetch = self._fetch = Fetch(source.name, path, disk)
         join = msgspec.structs.replace(node.join(), purpose=RESTORE)
-        await fetch.connect(node.links.address(source), join, node.tls[1])
+        await fetch.connect(node.links.address(source), join, node.tls)
         rid = await asyncio.wrap_future(
             thread.call(lambda core: save_alone(thread.log, wanted.after, node.clock)),
         )

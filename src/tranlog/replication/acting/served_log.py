@@ -1,8 +1,8 @@
 """A node's log, read by clients that have no log: its files, as they lie, and never a byte changed.
 
-Owns which files a reader may see, and what of a reader is kept open. The hard idea: a log may be read by any process
-beside its writer, without a lock, by what lies in its folder; so a reader far away needs that folder and nothing
-else, and whatever reads a log reads one of a node.
+Owns which files a reader may see, and what of a reader is kept open; up to where it may is `committed_bytes`'s. The
+hard idea: a log may be read by any process beside its writer, without a lock, by what lies in its folder; so a reader
+far away needs that folder and nothing else, and whatever reads a log reads one of a node.
 
 Source: docs/protocol.md, "Readers".
 """
@@ -15,10 +15,14 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from tranlog.disk import Disk, DiskFile
+from tranlog.errors import LogError
 from tranlog.log.files.commit_point import COMMIT_NAME
+from tranlog.log.writing.member import MemberLog
+from tranlog.replication.acting.committed_bytes import CommittedBytes
 from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.packets import RAW_BYTES_MAX, READABLE, STATE_NAMES, DiskAnswer, DiskCall
 
@@ -36,21 +40,24 @@ class ServedLog:
         self._path = path
         self._disk = disk
         self._readers: dict[Wire, _Reader] = {}
-        self._executor = ThreadPoolExecutor(READING_THREADS, "node reading")
+        self._committed: CommittedBytes | None = None
+        self.executor = ThreadPoolExecutor(READING_THREADS, "node reading")
         self._ended = False
 
-    def take(self, wire: Wire, call: DiskCall, size: int, state: int) -> None:
-        """Take a reader's packet, of a node in that state."""
+    def take(self, wire: Wire, call: DiskCall, size: int, state: int, log: MemberLog | None) -> None:
+        """Take a reader's packet, of a node in that state that writes that log."""
         if self._ended or call.call not in CALLS:
             wire.end("this node ends" if self._ended else f"there is no call {call.call[:40]!r}", warn=not self._ended)
-        elif state not in READABLE:
+        elif state not in READABLE or log is None:
             why = f"this node is {STATE_NAMES[state]}, and serves no reads"
             wire.send(DiskAnswer(number=call.number, errno=errno.EAGAIN, why=why))
         else:
             soon = asyncio.get_running_loop().call_soon_threadsafe
             if wire not in self._readers:
                 self._readers[wire] = _Reader(wire, self._path, self._disk)
-            self._executor.submit(self._readers[wire].answer, call, size, soon)
+            if self._committed is None or self._committed.log is not log:
+                self._committed = CommittedBytes(log)
+            self.executor.submit(self._readers[wire].answer, call, size, soon, self._committed)
             return
         wire.done(size)
 
@@ -63,9 +70,18 @@ class ServedLog:
     async def close(self) -> None:
         """End, after what is under way."""
         self._ended = True
-        await asyncio.to_thread(self._executor.shutdown)
+        await asyncio.to_thread(self.executor.shutdown)
         for reader in self._readers.values():
             reader.close()
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A file that a reader has open. `chunk`: the bytes of a spill segment that it may have, from the last look on."""
+
+    name: str
+    file: DiskFile
+    chunk: tuple[int, int] = (0, 0)
 
 
 class _Reader:
@@ -75,7 +91,7 @@ class _Reader:
         self._wire = wire
         self._path = path
         self._disk = disk
-        self._files: dict[int, DiskFile] = {}
+        self._files: dict[int, _Opened] = {}
         self._numbers = itertools.count(1)
         self._gone = False
 
@@ -88,14 +104,16 @@ class _Reader:
     def _drop(self, number: int) -> None:
         found = self._files.pop(number, None)
         if found is not None:
-            found.close()
+            found.file.close()
 
-    def answer(self, call: DiskCall, size: int, soon: Callable[..., object]) -> None:
+    def answer(self, call: DiskCall, size: int, soon: Callable[..., object], committed: CommittedBytes) -> None:
         """Do what a call says, and have the answer sent; `soon` calls something in the event loop."""
         try:
-            told = CALLS[call.call](self, call)
+            told = CALLS[call.call](self, call, committed)
         except OSError as exc:
             told = DiskAnswer(number=call.number, errno=exc.errno or errno.EIO, why=exc.strerror or str(exc))
+        except LogError as exc:
+            told = DiskAnswer(number=call.number, errno=errno.EAGAIN, why=str(exc))
         if self._gone:
             self.close()
         soon(self._send, told, size)
@@ -113,60 +131,70 @@ class _Reader:
             return f"{self._path.rstrip('/')}/{call.name}"
         raise FileNotFoundError(errno.ENOENT, "no file of the log")
 
-    def _file(self, call: DiskCall) -> DiskFile:
+    def _opened(self, call: DiskCall) -> _Opened:
         found = self._files.get(call.file)
         if found is None:
             raise OSError(errno.EBADF, f"no open file {call.file}")
         return found
 
-    def open(self, call: DiskCall) -> DiskAnswer:
+    def open(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """Open a file: its number, and its identity."""
         if len(self._files) >= FILES_MAX:
             raise OSError(errno.EMFILE, f"{FILES_MAX} files are open already")
         file, number = self._disk.open(self._place(call)), next(self._numbers)
-        self._files[number] = file
+        self._files[number] = _Opened(call.name, file)
         return _told(call, number, str(file.identity()).encode())
 
-    def pread(self, call: DiskCall) -> DiskAnswer:
-        """Read bytes; fewer than were asked for only at the file's end."""
-        return _told(call, raw=self._file(call).pread(min(call.size, RAW_BYTES_MAX), call.offset))
+    def pread(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+        """Read bytes; fewer than were asked for only at the file's end, and where what is not committed begins."""
+        opened = self._opened(call)
+        end = committed.end_of(opened.name, opened.file)
+        if end is None:
+            begin, end = opened.chunk
+            if not begin <= call.offset < end:
+                end = committed.chunk_end(opened.name, opened.file, call.offset)
+                opened.chunk = call.offset, end or 0
+        size = min(call.size, RAW_BYTES_MAX) if end is None else min(call.size, RAW_BYTES_MAX, end - call.offset)
+        return _told(call, raw=opened.file.pread(size, call.offset) if size > 0 else b"")
 
-    def size(self, call: DiskCall) -> DiskAnswer:
-        """A file's length."""
-        return _told(call, self._file(call).size())
+    def size(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+        """A file's length, of a segment as far as it is committed."""
+        opened = self._opened(call)
+        end = committed.end_of(opened.name, opened.file)
+        return _told(call, opened.file.size() if end is None else end)
 
-    def linked(self, call: DiskCall) -> DiskAnswer:
+    def linked(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """Whether its name still leads to that very file."""
-        return _told(call, self._file(call).linked())
+        return _told(call, self._opened(call).file.linked())
 
-    def close_file(self, call: DiskCall) -> DiskAnswer:
+    def close_file(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """Close a file."""
         self._drop(call.file)
         return _told(call)
 
-    def list_dir(self, call: DiskCall) -> DiskAnswer:
+    def list_dir(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """The names in the folder."""
         return _told(call, raw="\0".join(self._disk.list_dir(self._place(call))).encode())
 
-    def exists(self, call: DiskCall) -> DiskAnswer:
+    def exists(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """Whether there is such a name."""
         return _told(call, self._disk.exists(self._place(call)))
 
-    def modified_ms(self, call: DiskCall) -> DiskAnswer:
+    def modified_ms(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """When a file was written last."""
         return _told(call, self._disk.modified_ms(self._place(call)))
 
-    def entries_stamp(self, call: DiskCall) -> DiskAnswer:
+    def entries_stamp(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """What stays equal while the folder's names do."""
         found = self._disk.entries_stamp(self._place(call))
         return _told(call, found is not None, repr(found).encode())
 
-    def boot_id(self, call: DiskCall) -> DiskAnswer:
+    def boot_id(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
         """What changes with each start of the node's machine."""
         return _told(call, raw=self._disk.boot_id().encode())
 
 
-CALLS: Final[Mapping[str, Callable[[_Reader, DiskCall], DiskAnswer]]] = {
+CALLS: Final[Mapping[str, Callable[[_Reader, DiskCall, CommittedBytes], DiskAnswer]]] = {
     "open": _Reader.open,
     "pread": _Reader.pread,
     "size": _Reader.size,

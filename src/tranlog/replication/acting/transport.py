@@ -11,22 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from typing import Protocol, cast
 
 from tranlog.addresses import split_address
-from tranlog.errors import PacketError
+from tranlog.errors import HandshakeError, PacketError
 from tranlog.replication.rules.config import NO_NODE, NodeId
-from tranlog.replication.rules.packets import FIRST_WITHIN_S, FRAME, Packet, decode, encode, frame_size
+from tranlog.replication.rules.packets import (
+    CHECKED,
+    CHECKED_SINCE,
+    FIRST_WITHIN_S,
+    FRAME,
+    RAW_BYTES,
+    Packet,
+    decode,
+    encode,
+    frame_size,
+)
+from tranlog.tls import CLIENT_UNIT, explained, why_ended
 
 logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 64 << 10
+_KEPT_BYTES = 2 * RAW_BYTES
 UNREAD_MAX = 4 << 20
 """Reading pauses while so many bytes of packets wait for the taker."""
 UNSENT_MAX = 16 << 20
 """While so many bytes wait for the other end, nothing more is sent to it."""
+_CLOSED = "it was closed"
+_LINE_MAX = 1_000
+_TLS_HANDSHAKE = 22
+"""The first byte of whoever begins with TLS."""
 
 
 class Taker(Protocol):
@@ -43,20 +58,35 @@ class Taker(Protocol):
 
 
 class Wire(asyncio.BufferedProtocol):
-    """A connection. `peer` and `purpose` are known after the handshake, `purpose` is empty before."""
+    """A connection. `peer`, `purpose` and the `version` that both speak are known after the handshake.
+
+    `purpose` is empty before, and `version` 0. `garbled`: it ended of what was no TLS.
+    """
+
+    _late: asyncio.TimerHandle
 
     def __init__(self, taker: Taker) -> None:
         self.peer: NodeId = NO_NODE
         self.purpose = ""
-        self.why = "it was closed"
+        self.version = 0
+        self.why = _CLOSED
         self.gone = asyncio.Event()
         self.heard = 0.0
+        self.garbled = False
         self._taker = taker
         self._buffer = bytearray(_BUFFER_BYTES)
         self._filled = 0
         self._first = True
+        self._checked = False
         self._unread = 0
         self._paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def host(self) -> str:
+        """The host of the other end."""
+        return self.where.rpartition(":")[0]
 
     @property
     def where(self) -> str:
@@ -64,23 +94,36 @@ class Wire(asyncio.BufferedProtocol):
         found = self._transport.get_extra_info("peername")
         return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "unknown"
 
-    def certified_otherwise(self, name: str) -> str:
-        """Return why the other end, which says that it is `name`, is not, by its certificate; empty where it is.
-
-        Over plain TCP, which is loopback alone, nobody has one.
-        """
+    @property
+    def certified(self) -> tuple[str, str] | None:
+        """The name and the unit in the other end's certificate. Over plain TCP, which is loopback alone, None."""
         if self._transport.get_extra_info("sslcontext") is None:
-            return ""
+            return None
         found = self._transport.get_extra_info("peercert") or {}
-        names = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
-        return "" if names == [name] else f"its certificate is that of {', '.join(names) or 'nobody'}, not of {name}"
+        subject = {key: value for part in found.get("subject", ()) for key, value in part}
+        return subject.get("commonName", ""), subject.get("organizationalUnitName", "")
 
-    def send(self, packet: Packet) -> bool:
-        """Send a packet; False where the connection has ended, or its other end has not read for too long."""
+    def certified_otherwise(self, name: str) -> str:
+        """Return why the other end is not the node of that name, by its certificate; empty where it is."""
+        if self.certified is None:
+            return ""
+        found, unit = self.certified
+        if unit == CLIENT_UNIT:
+            return f"its certificate is that of the client {found}, and it says that it is the node {name}"
+        return "" if found == name else f"its certificate is that of {found or 'nobody'}, not of {name}"
+
+    def send(self, *packets: Packet) -> bool:
+        """Send packets at once; False where the connection has ended, or its other end has not read for too long."""
         if self._transport.is_closing() or self._transport.get_write_buffer_size() > UNSENT_MAX:
             return False
-        self._transport.write(encode(packet))
+        checked = self.version >= CHECKED_SINCE
+        frames = [encode(packet, checked=checked) for packet in packets]
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         return True
+
+    async def drained(self) -> None:
+        """Return when little of what was sent waits here, or the connection has ended."""
+        await self._writable.wait()
 
     def hold(self, size: int) -> None:
         """Take note of so many bytes more that wait for the taker, until `done`."""
@@ -99,8 +142,10 @@ class Wire(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self.why = why
             if warn:
-                logger.warning("A connection was ended. peer=%s why=%s", self.peer or self.where, why)
+                logger.warning("A connection was ended. peer=%s why=%s", self.where, one_line(why))
             self._transport.close()
+            self._late.cancel()
+            self._late = asyncio.get_running_loop().call_later(FIRST_WITHIN_S, self.cut)
 
     def end_now(self, why: str) -> None:
         """End the connection, whatever is still to be sent."""
@@ -132,11 +177,14 @@ class Wire(asyncio.BufferedProtocol):
         at, wanted, view = 0, _BUFFER_BYTES, memoryview(self._buffer)
         try:
             while self._filled - at >= FRAME.size and not self._transport.is_closing():
-                size = frame_size(bytes(view[at : at + FRAME.size]), first=self._first)
+                size = frame_size(view[at : at + FRAME.size], first=self._first)
                 if size > self._filled - at:
                     wanted = max(wanted, size)
                     break
-                packet = decode(bytes(view[at : at + size]), first=self._first)
+                if self._checked and not view[at + 5] & CHECKED:
+                    raise PacketError(kind="frame", why="it has no checksum, and those before it had one")
+                self._checked = view[at + 5] == CHECKED
+                packet = decode(view[at : at + size], first=self._first)
                 at += size
                 if self._first:
                     self._first = False
@@ -144,45 +192,60 @@ class Wire(asyncio.BufferedProtocol):
                 self._unread += size
                 self._taker.take(self, packet, size)
         except PacketError as exc:
-            self.end_now(str(exc))
+            tls = self._first and view[0] == _TLS_HANDSHAKE
+            self.end_now("it speaks TLS, and this end has no certificate" if tls else str(exc))
             return
-        rest = bytes(view[at : self._filled])
-        if len(self._buffer) != wanted:
-            self._buffer = bytearray(wanted)
-        self._buffer[: len(rest)] = rest
-        self._filled = len(rest)
+        if at or len(self._buffer) < wanted:
+            self._keep(at, wanted)
         if self._unread > UNREAD_MAX and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
+    def pause_writing(self) -> None:
+        """Take note that much waits for the other end."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Take note that it does not any more."""
+        self._writable.set()
+
+    def _keep(self, begin: int, wanted: int) -> None:
+        """Have what came from `begin` on stand first in a buffer of `wanted` bytes, or a larger one.
+
+        A buffer that records came in is kept: more of them follow.
+        """
+        rest = bytes(memoryview(self._buffer)[begin : self._filled])
+        if len(self._buffer) < wanted or len(self._buffer) > max(wanted, _KEPT_BYTES):
+            self._buffer = bytearray(wanted)
+        self._buffer[: len(rest)] = rest
+        self._filled = len(rest)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell that it is over."""
+        self._writable.set()
         self._late.cancel()
-        if exc is not None:
-            self.why = str(exc)
+        if exc is not None and self.why == _CLOSED:
+            self.why = why_ended(exc)
+            self.garbled = isinstance(exc, ssl.SSLError)
         self.gone.set()
         self._taker.lost(self)
 
 
+def one_line(text: str) -> str:
+    """Return what somebody else said as a part of a line of a log, whatever it was."""
+    return "".join([one if one.isprintable() else "?" for one in text[:_LINE_MAX]])
+
+
 async def dial(address: str, taker: Taker, tls: ssl.SSLContext | None) -> Wire:
-    """Connect to HOST:PORT. Raises OSError, ConfigError for what is no address."""
+    """Connect to HOST:PORT. Raises OSError, HandshakeError, ConfigError for what is no address."""
     host, port = split_address("address", address)
-    _, wire = await asyncio.get_running_loop().create_connection(lambda: Wire(taker), host, port, ssl=tls)
-    _send_at_once(wire)
+    try:
+        with explained():
+            async with asyncio.timeout(FIRST_WITHIN_S):
+                loop = asyncio.get_running_loop()
+                _, wire = await loop.create_connection(lambda: Wire(taker), host, port, ssl=tls)
+    except ssl.SSLError as exc:
+        raise HandshakeError(where=address, why=why_ended(exc)) from exc
+    except TimeoutError as exc:
+        raise HandshakeError(where=address, why=f"there was no connection within {FIRST_WITHIN_S} s") from exc
     return wire
-
-
-async def listen(address: str, taker: Taker, tls: ssl.SSLContext | None) -> asyncio.Server:
-    """Listen at HOST:PORT. Raises OSError, ConfigError for what is no address."""
-    host, port = split_address("listen", address)
-
-    def accept() -> Wire:
-        return Wire(taker)
-
-    return await asyncio.get_running_loop().create_server(accept, host, port, ssl=tls)
-
-
-def _send_at_once(wire: Wire) -> None:
-    found = wire._transport.get_extra_info("socket")
-    if found is not None:
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -19,6 +19,7 @@ from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Nod
 from tranlog.replication.rules.effects import Committed, Effect, EndReign, Persist, ReplicatedLog, Send, Tell
 from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST, Campaign
 from tranlog.replication.rules.feed import Feeder, Intake
+from tranlog.replication.rules.freshness import NEVER, Freshness
 from tranlog.replication.rules.packets import (
     FATAL,
     NO_GTID,
@@ -34,11 +35,9 @@ from tranlog.replication.rules.packets import (
     Packet,
     Pulse,
 )
+from tranlog.replication.rules.reading import Position
 from tranlog.replication.rules.stored import Stored
 from tranlog.replication.rules.syncup import holds
-
-NEVER = -(1 << 40)
-"""A moment before every other."""
 
 
 class Peer(msgspec.Struct):
@@ -121,6 +120,7 @@ class Beating:
         self.mind = Mind(epoch=epoch, pulse=Pulse(start, 0), now=now, wall=wall, committed=committed, logged_at=now)
         self.feeder = Feeder()
         self.intake = Intake()
+        self._freshness = Freshness()
         self._out: list[Effect] = []
         own = self.config.member(stored.node)
         if lost and (own is None or not own.witness):
@@ -151,6 +151,19 @@ class Beating:
                 counted.append(peer.echo if peer is not None and peer.asked is None else -1)
         counted.sort(reverse=True)
         return counted[election_majority(self.config) - 1]
+
+    @property
+    def shown(self) -> Gtid:
+        """Return up to where readers see this node's log: what is committed, once it is durable here too."""
+        return min(self.mind.committed, self.log.durable)
+
+    def position(self) -> Position:
+        """Return how far this node's log is for its readers."""
+        mind, confirmed = self.mind, self.confirmed()
+        if mind.state == PRIMARY and mind.committed.epoch == mind.epoch:
+            self._freshness.led(mind.committed, confirmed)
+        fresh_at = self._freshness.at(self.shown)
+        return Position(self.shown, fresh_at, mind.state == PRIMARY, mind.epoch, confirmed)
 
     # --- states ---
 
@@ -247,6 +260,7 @@ class Beating:
         mind = self.mind
         mind.beat_at = mind.now
         mind.pulse = Pulse(mind.pulse.start, mind.pulse.beat + 1)
+        self._freshness.sent(mind.pulse.beat, mind.now)
         for member in self.config.members:
             if member.node != self.node:
                 self._beat(member.node)
@@ -254,7 +268,7 @@ class Beating:
     def _beat(self, to: NodeId) -> None:
         mind, log = self.mind, self.log
         peer = mind.peers.get(to) or Peer()
-        owed = None
+        owed, leads = None, mind.state == PRIMARY and mind.committed.epoch == mind.epoch
         if mind.state == PRIMARY and peer.asked is not None and mind.committed.epoch == mind.epoch:
             owed = mind.committed if self.confirmed() > peer.asked.beat else None
         self._send(
@@ -272,6 +286,7 @@ class Beating:
                 stands=self._may_stand(),
                 owed=owed,
                 full=self.config if peer.config < self.config.id else None,
+                confirmed_ms=mind.now - self._freshness.sent_at(self.confirmed()) if leads else -1,
             ),
         )
 
@@ -304,6 +319,8 @@ class Beating:
             mind.campaign, mind.waited = None, False
             if beat.owed is not None and beat.echo.start == mind.pulse.start and self.stored.owing:
                 mind.owed = beat.owed
+            if beat.confirmed_ms >= 0 and beat.echo.start == mind.pulse.start:
+                self._freshness.told(beat.committed, beat.echo.beat, beat.confirmed_ms, own=self.shown)
         elif sender == mind.primary:
             mind.primary, mind.primary_heard = NO_NODE, NEVER
         self._hear_commit(beat.committed)

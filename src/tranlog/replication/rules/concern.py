@@ -18,10 +18,11 @@ TIMED_OUT = "timed out"
 NOT_PRIMARY = "not primary"
 FAILED_OVER = "failed over"
 ROLLED_BACK = "rolled back"
+PURGED = "purged"
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The answer. `timed out` and `failed over` say nothing of a loss: it may be there, or come."""
+    """The answer. `timed out`, `failed over` and `purged` say nothing of a loss: it may be there, or come."""
 
     kind: str
     gtid: Gtid

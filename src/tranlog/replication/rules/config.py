@@ -26,6 +26,8 @@ DELAY_MS_MAX = 366 * 86_400_000
 FORCED_VERSIONS = 100_000
 """What a forced configuration adds to the version, so that no other one reaches it."""
 MAJORITY = "majority"
+LAG_LIMIT_BYTES = 64 << 20
+"""By default a primary's writers wait while the nearest voter with data lacks more of its log."""
 
 
 class ConfigId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):

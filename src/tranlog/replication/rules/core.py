@@ -16,9 +16,8 @@ from tranlog.ids import Gtid
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules import acks as ack_rules
 from tranlog.replication.rules import concern, syncup
-from tranlog.replication.rules.beats import NEVER
-from tranlog.replication.rules.concern import OpenQuestion
-from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check, check_w
+from tranlog.replication.rules.answering import Answering
+from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check
 from tranlog.replication.rules.effects import (
     Committed,
     DropChunks,
@@ -27,12 +26,12 @@ from tranlog.replication.rules.effects import (
     KeepFrom,
     Put,
     PutChunk,
-    ReplicatedLog,
     Restore,
     RollBack,
 )
 from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST
-from tranlog.replication.rules.feed import CREDIT, LEFT_BEHIND_MS, Candidate, choose_source
+from tranlog.replication.rules.feed import CHUNKS_SHARE, CREDIT, LEFT_BEHIND_MS, Candidate, choose_source
+from tranlog.replication.rules.freshness import NEVER
 from tranlog.replication.rules.packets import (
     FATAL,
     NO_GTID,
@@ -58,7 +57,6 @@ from tranlog.replication.rules.packets import (
     Voted,
     Where,
 )
-from tranlog.replication.rules.reign import Reigning
 from tranlog.replication.rules.syncup import Limits, Verdict, holds
 
 HOPS_MAX = 16
@@ -67,7 +65,7 @@ MARK_BITS = 20
 """Of an ack's mark the low bits count the log's own; those above the node's start: a restored log counts anew."""
 
 
-class Core(Reigning):
+class Core(Answering):
     """The decisions of one node. Not for several threads."""
 
     @property
@@ -147,22 +145,6 @@ class Core(Reigning):
 
     # --- what people and clients ask ---
 
-    def ask(self, number: int, gtid: Gtid, w: int | str | None = None, wtimeout_ms: int | None = None) -> None:
-        """Ask whether `w` is met for a GTID; the answer is a `Tell`. Raises ConfigError for a `w` that cannot be met.
-
-        `wtimeout_ms` 0: for ever. None takes the group's default.
-        """
-        mind, config = self.mind, self.config
-        w = config.w if w is None else w
-        timeout = config.wtimeout_ms if wtimeout_ms is None else wtimeout_ms
-        check_w(config, w)
-        waiting = OpenQuestion(number, gtid, w, mind.now, mind.now + timeout if timeout else None)
-        if mind.state != PRIMARY:
-            self._tell(waiting, concern.NOT_PRIMARY)
-            return
-        mind.waiting.append(waiting)
-        self._answer()
-
     def maintain(self, on: bool) -> None:
         """Enter maintenance, or leave it as often as it was entered: no fetching, no reads, and a vote all the same."""
         self.mind.maintenance = max(0, self.mind.maintenance + (1 if on else -1))
@@ -187,6 +169,8 @@ class Core(Reigning):
             return "name another node of the group, with a log"
         if after is None:
             after = mind.parted if mind.fatal else mind.committed
+        if not mind.fatal:
+            self._owe(self.log.last)
         mind.state, mind.fatal = RESTORING, ""
         self.intake.stop()
         self._out.append(Restore(source, after, ordered=True))
@@ -194,8 +178,12 @@ class Core(Reigning):
 
     def gives_up(self) -> None:
         """The log that this node has is about to be replaced."""
-        if not self.stored.owing:
-            self._persist(owing=True, had=NO_GTID)
+        self._owe(NO_GTID)
+
+    def _owe(self, had: Gtid) -> None:
+        """Give no vote and no ack until the log holds again what it held, up to `had`. An empty one held nothing."""
+        if not self.stored.owing and self.log.last != NO_GTID:
+            self._persist(owing=True, had=had)
 
     def keep_all(self, node: NodeId) -> None:
         """Keep everything for a node that copies this log; a few heartbeats after the last call this ends."""
@@ -313,8 +301,7 @@ class Core(Reigning):
                 self._out.append(RollBack(finding.matchpoint, self.log.last, syncup.ROLLBACK_STEPS))
             case Verdict.RESTORE:
                 mind.state = RESTORING
-                if not self.stored.owing and self.log.last != NO_GTID:
-                    self._persist(owing=True, had=self.log.last)
+                self._owe(self.log.last)
                 self._out.append(Restore(sender, mind.committed))
             case Verdict.FATAL:
                 mind.fatal, mind.state = finding.why, FATAL
@@ -344,10 +331,11 @@ class Core(Reigning):
     def _on_chunk(self, sender: NodeId, chunk: SpillChunk) -> None:
         intake = self.intake
         if intake.streaming and (intake.source, intake.number) == (sender, chunk.number):
+            intake.since = self.mind.now
             intake.received += len(chunk.raw)
             raw = RawChunk(chunk.oid, chunk.seq, chunk.codec, chunk.raw_length, chunk.raw)
             self._out.append(PutChunk(raw, chunk.offset, chunk.size))
-            if intake.received >= CREDIT // 2:
+            if intake.received >= CREDIT // CHUNKS_SHARE // 2:
                 self._ack()  # no sync follows a chunk, and the source waits for credit
 
     def _on_gone(self, sender: NodeId, gone: ChunksGone) -> None:
@@ -409,32 +397,6 @@ class Core(Reigning):
             self.mind.owed = None
             self._persist(owing=False, had=NO_GTID)
 
-    # --- answers ---
-
-    def _having(self, waiting: OpenQuestion) -> tuple[str, ...]:
-        """Return who has it durable. Of a transaction that this log does not hold, acks of later ones say nothing."""
-        if not _held(self.log, waiting.gtid):
-            return ()
-        durable = ack_rules.durable_at(self.mind.acks, self.node, self.log.durable)
-        return concern.named(self.config, concern.written_to(self.config, durable, waiting.gtid))
-
-    def _answer(self) -> None:
-        """Answer each question whose time has come, whatever others wait for."""
-        mind, log = self.mind, self.log
-        if not mind.waiting:
-            return
-        durable = ack_rules.durable_at(mind.acks, self.node, log.durable)
-        still = []
-        for one in mind.waiting:
-            held = _held(self.log, one.gtid)
-            if held and concern.is_met(self.config, one, durable, mind.committed, mind.epoch):
-                self._tell(one, concern.SATISFIED, self._having(one))
-            elif not held and one.gtid.epoch < mind.epoch == mind.committed.epoch:
-                self._tell(one, concern.ROLLED_BACK)
-            else:
-                still.append(one)
-        mind.waiting = still
-
     def _dispatch(self, sender: NodeId, packet: Packet) -> None:
         match packet:
             case Voted():
@@ -460,14 +422,3 @@ class Core(Reigning):
                 self._on_lead(sender, packet)
             case _:
                 pass  # a shell's: handshakes, clients, files
-
-
-def _held(log: ReplicatedLog, gtid: Gtid) -> bool:
-    """Whether a log holds a transaction, or purged it, and what is purged was committed.
-
-    Epochs do not fall: nothing of a later epoch than the first one's was purged. What has no seqno never was.
-    """
-    if not 0 <= gtid.seqno < log.first:
-        return gtid.seqno >= 0 and holds(log, gtid)
-    first = log.gtid(log.first)
-    return first is None or gtid.epoch <= first.epoch

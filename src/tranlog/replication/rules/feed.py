@@ -29,8 +29,10 @@ from tranlog.replication.rules.packets import (
 )
 from tranlog.replication.rules.syncup import holds
 
-CREDIT = 1 << 20
+CREDIT = 4 << 20
 """Bytes that a follower lets its source send ahead of its acks."""
+CHUNKS_SHARE = 8
+"""This part of it is for chunks of transactions that are still open: whatever is committed goes past them."""
 LEFT_BEHIND_MS = 30_000
 """A source is left when another node is so long ahead of it."""
 
@@ -38,14 +40,15 @@ LEFT_BEHIND_MS = 30_000
 class Stream(msgspec.Struct):
     """One follower served: what was sent last, and how many bytes more may be sent.
 
-    `chunks`: how many it was sent of transactions whose record it was not, by their oid, and `offsets` how much
-    of the next one.
+    `granted`: the credit while nothing is under way. `chunks`: how many it was sent of transactions whose record it was
+    not, by their oid, and `offsets` how much of the next one.
     `part`: so many parts it was sent of the transaction after that, up to `rest`.
     """
 
     number: int
     after: Gtid
     credit: int
+    granted: int
     delay_ms: int
     chunks: dict[bytes, int] = {}
     offsets: dict[bytes, int] = {}
@@ -69,7 +72,7 @@ class Feeder(msgspec.Struct):
         known = self.streams.get(node)
         if known is not None and known.number == follow.number:
             return []
-        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.delay_ms)
+        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.credit, follow.delay_ms)
         return [KeepFrom(f"node.{node}", follow.after.seqno + 1), KeepFrom(f"restore.{node}", None)]
 
     def acked(self, node: NodeId, durable: Gtid, credit: int) -> list[Effect]:
@@ -81,7 +84,7 @@ class Feeder(msgspec.Struct):
         return [KeepFrom(f"node.{node}", durable.seqno + 1)]
 
     def pump(self, log: ReplicatedLog, committed: Gtid, epoch: int, wall: int) -> Iterator[Effect]:
-        """Yield what may be sent now: chunks, then records, as far as credit and delay allow."""
+        """Yield what may be sent now: records, then chunks of what is still open, as far as credit and delay allow."""
         for node, stream in list(self.streams.items()):
             end: int = log.last.seqno
             if stream.after.seqno < log.first - 1:
@@ -90,8 +93,6 @@ class Feeder(msgspec.Struct):
                 continue
             if stream.delay_ms:
                 end = _old_enough(log, stream.after.seqno, end, stream.delay_ms, wall)
-            elif stream.credit > 0:
-                yield from _chunks(node, stream, log.open_chunks(stream.chunks))
             while stream.credit > 0 and stream.after.seqno < end:
                 out = log.outgoing(stream.after.seqno, end, min(stream.credit, RAW_BYTES), stream.rest)
                 if out.chunks is not None:
@@ -114,6 +115,9 @@ class Feeder(msgspec.Struct):
                 stream.part = 0 if out.rest is None else stream.part + 1
                 stream.after, stream.rest = last, out.rest
                 stream.credit -= len(out.raw)
+            spare = stream.granted - stream.granted // CHUNKS_SHARE
+            if not stream.delay_ms and stream.after.seqno == end and stream.credit > spare:
+                yield from _chunks(node, stream, log.open_chunks(stream.chunks), spare)
             if stream.chunks and stream.after == log.last:
                 for oid in stream.chunks.keys() - log.open_spills().keys():
                     del stream.chunks[oid]
@@ -121,12 +125,12 @@ class Feeder(msgspec.Struct):
                     yield Send(node, ChunksGone(number=stream.number, oid=oid))
 
 
-def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk]) -> Iterator[Effect]:
-    """Yield chunks as far as credit goes: where some is left, that was all of them."""
+def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk], spare: int = 0) -> Iterator[Effect]:
+    """Yield chunks as far as credit goes, but for so much of it: where more is left, that was all of them."""
     for one in chunks:
         behind, size = stream.offsets.get(one.oid, 0), len(one.raw)
         while behind < size:
-            if stream.credit <= 0:
+            if stream.credit <= spare:
                 return
             offset, raw = behind, one.raw[behind : behind + RAW_BYTES_MAX]
             behind += len(raw)

@@ -15,13 +15,22 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from tranlog.checksum import crc32
 from tranlog.errors import PacketError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.rules.config import ConfigId, GroupConfig, NodeId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""The newest version that this release speaks."""
+PROTOCOL_LOWEST = 1
+"""The oldest one."""
+CHECKED_SINCE = 2
+"""From this version on frames have a checksum."""
 FRAME: Final = struct.Struct(">IBBH")
 """Length of what follows the eight bytes, kind, flags, zero."""
+CHECKED: Final = 1
+"""The flag of a frame whose body begins with the checksum."""
+FRAME_CRC: Final = struct.Struct(">I")
 HEAD: Final = struct.Struct(">I")
 """Length of the array before raw bytes."""
 CONTROL_BYTES_MAX = 1 << 20
@@ -29,6 +38,12 @@ CONTROL_BYTES_MAX = 1 << 20
 FIRST_BYTES_MAX = 64 << 10
 """Of the first frame of a connection, which comes within `FIRST_WITHIN_S`."""
 FIRST_WITHIN_S = 5
+CONNECTIONS_MAX = 384
+"""So many others have a connection to a node at once."""
+CLIENTS_MAX = 256
+"""So many of them are clients, so that there is room for nodes."""
+HANDSHAKES_MAX = 64
+"""So many connections of one address may be in their handshake."""
 RAW_BYTES = 256 << 10
 """About so many raw bytes make a frame of records; a larger record is cut over several."""
 RAW_BYTES_MAX = 4 << 20
@@ -56,7 +71,7 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Hello(Packet, frozen=True):
-    """A server's first word."""
+    """A server's first word. `versions`: the lowest and the highest that it speaks."""
 
     group: str
     name: str
@@ -70,7 +85,10 @@ class Hello(Packet, frozen=True):
 
 
 class Join(Packet, frozen=True):
-    """A client's answer. `purpose`: vote, follow, commit, read or administer; `group` as far as it knows one."""
+    """A client's answer. `purpose`: vote, follow, commit, read or administer; `group` as far as it knows one.
+
+    `versions`: the lowest and the highest that it speaks.
+    """
 
     node: NodeId
     node_name: str
@@ -86,7 +104,7 @@ class Join(Packet, frozen=True):
 
 
 class Welcome(Packet, frozen=True):
-    """The server goes on: the range that it holds, and the version of the protocol."""
+    """The server goes on: the range that it holds, and the version of the protocol that both speak now."""
 
     first: Gtid
     last: Gtid
@@ -230,7 +248,8 @@ class Heartbeat(Packet, frozen=True):
 
     `echo`: the last pulse heard from the receiver. `stands`: it would be primary if it were asked to. `asks`: my log
     lost what was durable; name a commit point. `owed`: that commit point. `full`: the configuration itself, for who
-    has an older one.
+    has an older one. `confirmed_ms`: of a primary that has committed in its epoch, how long ago it sent what a majority
+    has answered; -1 else.
     """
 
     epoch: Count
@@ -246,6 +265,7 @@ class Heartbeat(Packet, frozen=True):
     owed: Gtid | None = None
     full: GroupConfig | None = None
     holds: dict[str, int] = {}
+    confirmed_ms: int = -1
 
 
 class Lead(Packet, frozen=True):
@@ -255,10 +275,17 @@ class Lead(Packet, frozen=True):
 
 
 class Begin(Packet, frozen=True):
-    """A client begins a transaction."""
+    """A client begins a transaction. With an `event_id` it is a large one, the only one of its connection: its parts go
+    into the log's spill segments as they come; else they are kept in memory until the Commit.
+
+    `source_id`, and `tstamp`, ms since 1970, as in Commit.
+    """
 
     number: Count
     shard: str = ""
+    event_id: str = ""
+    source_id: str = ""
+    tstamp: Count = 0
 
 
 class Part(Packet, frozen=True):
@@ -271,7 +298,8 @@ class Part(Packet, frozen=True):
 class Commit(Packet, frozen=True):
     """It is complete; answer when `w` is met, or after `wtimeout_ms` (0: never). An empty `w`: as the group has it.
 
-    `tstamp`, ms since 1970, and `tables`, None for too many to list, are those of the transaction's header.
+    `tstamp`, ms since 1970, and `tables`, None for too many to list, are those of the transaction's header. `epoch`:
+    of the one reign that takes it; 0 for any. `shard`: of a large transaction, else Begin has it.
     """
 
     number: Count
@@ -281,10 +309,14 @@ class Commit(Packet, frozen=True):
     source_id: str = ""
     tstamp: Count = 0
     tables: tuple[tuple[str, str], ...] | None = None
+    epoch: Count = 0
+    shard: str = ""
 
 
 class CommitAnswer(Packet, frozen=True):
     """What became of a commit or of a question: `kind` is a word of `tranlog.replication.rules.concern`, or refused.
+
+    Of a large transaction it may come before the Commit: it is ended, and nothing was written.
 
     `gtid` is `NO_GTID` where nothing was written. `primary`: the name of the primary, as far as the node knows it.
     `text`: why it was refused.
@@ -350,11 +382,31 @@ class OrderAnswer(Packet, frozen=True):
 
 
 class Find(Packet, frozen=True):
-    """Which transaction has this event id? The primary walks no further back than `after`."""
+    """Which transaction after `after` has this event id? None: of the newest ones, as many as one walk takes.
+
+    Answered by the primary, once a majority has confirmed it, or after `timeout_ms`.
+    """
 
     number: Count
     event_id: str
-    after: Gtid
+    after: Gtid | None = None
+    timeout_ms: Count = 0
+
+
+class FindAnswer(Packet, frozen=True):
+    """What a walk has found: `kind` is a word of `tranlog.replication.rules.finding` or `concern`, or refused.
+
+    `gtid`: which one it is. `first` and `upto`: the first and the last transaction that were looked at. `complete`:
+    nothing between `after` and `first` was left out.
+    """
+
+    number: Count
+    kind: str
+    gtid: Gtid = NO_GTID
+    first: Gtid = NO_GTID
+    upto: Gtid = NO_GTID
+    complete: bool = False
+    text: str = ""
 
 
 class Files(Packet, frozen=True):
@@ -400,6 +452,16 @@ class DiskAnswer(Packet, frozen=True):
     raw: bytes = b""
 
 
+class NotKnown(Packet, frozen=True):
+    """A client has sent a packet with this number whose kind this node does not know; nothing was done.
+
+    What `decode` makes of such a packet, too.
+    """
+
+    number: Count
+    kind: Count = 0
+
+
 KINDS: dict[int, type[Packet]] = {
     1: Hello,
     2: Join,
@@ -431,12 +493,15 @@ KINDS: dict[int, type[Packet]] = {
     34: Primary,
     35: GroupOrder,
     36: OrderAnswer,
+    37: FindAnswer,
     40: DiskCall,
     41: DiskAnswer,
+    42: NotKnown,
 }
 """Each packet's kind in the frame."""
 
 _KIND_OF = {packet: kind for kind, packet in KINDS.items()}
+_RECORDS = _KIND_OF[Records]
 WITH_RAW = frozenset(kind for kind, packet in KINDS.items() if packet.__struct_fields__[-1] == "raw")
 """Kinds whose last field stands behind the array, as it is."""
 _ENCODER = msgspec.msgpack.Encoder()
@@ -445,19 +510,36 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-def encode(packet: Packet) -> bytes:
-    """Return a packet's frame."""
+class _Numbered(Packet, frozen=True):
+    number: Count
+
+
+_DECODE_NUMBER = msgspec.msgpack.Decoder(_Numbered).decode
+
+
+def encode(packet: Packet, *, checked: bool = False) -> bytes:
+    """Return a packet's frame; `checked`: with its checksum."""
     kind = _KIND_OF[type(packet)]
+    raw = b""
     if kind not in WITH_RAW:
         body = _ENCODER.encode(packet)
     else:
-        raw: bytes = packet.raw  # type: ignore[attr-defined]
+        raw = packet.raw  # type: ignore[attr-defined]
         head = _ENCODER.encode(msgspec.structs.replace(packet, raw=b""))
-        body = HEAD.pack(len(head)) + head + raw
-    return FRAME.pack(len(body), kind, 0, 0) + body
+        body = HEAD.pack(len(head)) + head
+    if not checked:
+        return b"".join((FRAME.pack(len(body) + len(raw), kind, 0, 0), body, raw))
+    frame = FRAME.pack(FRAME_CRC.size + len(body) + len(raw), kind, CHECKED, 0)
+    return b"".join((frame, FRAME_CRC.pack(_checksum(kind, frame, body, raw)), body, raw))
 
 
-def frame_size(head: bytes, *, first: bool = False) -> int:
+def _checksum(kind: int, frame: bytes | memoryview, body: bytes | memoryview, raw: bytes | memoryview) -> int:
+    """Return a frame's checksum. Records have their own, which their reader holds them against."""
+    crc = crc32(body, crc32(frame))
+    return crc if kind == _RECORDS or not raw else crc32(raw, crc)
+
+
+def frame_size(head: bytes | memoryview, *, first: bool = False) -> int:
     """Return the length of the whole frame, given its first eight bytes. Raises PacketError.
 
     `first`: of a connection, where nobody is known yet.
@@ -465,25 +547,35 @@ def frame_size(head: bytes, *, first: bool = False) -> int:
     if len(head) < FRAME.size:
         raise PacketError(kind="frame", why=f"{len(head)} bytes are no head of a frame, which has {FRAME.size}")
     length, kind, flags, zero = FRAME.unpack_from(head)
-    if kind not in KINDS:
-        raise PacketError(kind=str(kind), why="there is no such kind in this version of the protocol")
-    name = KINDS[kind].__name__
-    if flags or zero:
+    if kind not in KINDS and first:
+        raise _unknown(kind)
+    name = KINDS.get(kind, NotKnown).__name__
+    if flags & ~CHECKED or zero:
         raise PacketError(kind=name, why="bytes that must be zero are not")
     most = FIRST_BYTES_MAX if first else CONTROL_BYTES_MAX + (RAW_BYTES_MAX if kind in WITH_RAW else 0)
+    most += FRAME_CRC.size if flags else 0
     if length > most:
         raise PacketError(kind=name, why=f"{length} bytes, and at most {most} are allowed")
     return FRAME.size + int(length)
 
 
-def decode(frame: bytes, *, first: bool = False) -> Packet:
-    """Return the packet of a whole frame. Raises PacketError for whatever is not one."""
+def decode(frame: bytes | memoryview, *, first: bool = False) -> Packet:
+    """Return the packet of a whole frame; nothing of it is used after. Raises PacketError for whatever is not one.
+
+    Of a kind that is not known, a `NotKnown` where the packet begins with a number.
+    """
     size = frame_size(frame, first=first)
     kind = frame[4]
-    name = KINDS[kind].__name__
+    name = KINDS.get(kind, NotKnown).__name__
     if size != len(frame):
         raise PacketError(kind=name, why=f"{len(frame)} bytes, and its head says {size}")
     body = memoryview(frame)[FRAME.size :]
+    told = None
+    if frame[5] == CHECKED:
+        if len(body) < FRAME_CRC.size:
+            raise PacketError(kind=name, why="it ends in its checksum")
+        (told,) = FRAME_CRC.unpack_from(body)
+        body = body[FRAME_CRC.size :]
     raw = None
     if kind in WITH_RAW:
         if len(body) < HEAD.size:
@@ -491,9 +583,23 @@ def decode(frame: bytes, *, first: bool = False) -> Packet:
         (length,) = HEAD.unpack_from(body)
         if length > len(body) - HEAD.size:
             raise PacketError(kind=name, why=f"its array has {length} bytes, and {len(body) - HEAD.size} are there")
-        body, raw = body[HEAD.size : HEAD.size + length], bytes(body[HEAD.size + length :])
+        covered, raw = body[: HEAD.size + length], bytes(body[HEAD.size + length :])
+        body = covered[HEAD.size :]
+    else:
+        covered = body
+    if told is not None and told != _checksum(kind, frame[: FRAME.size], covered, raw or b""):
+        raise PacketError(kind=name, why="its checksum is wrong: bytes were changed on the way")
+    if kind not in KINDS:
+        try:
+            return NotKnown(number=_DECODE_NUMBER(body).number, kind=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise _unknown(kind) from exc
     try:
         packet: Packet = _DECODERS[kind].decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise PacketError(kind=name, why=str(exc)) from exc
     return packet if raw is None else msgspec.structs.replace(packet, raw=raw)
+
+
+def _unknown(kind: int) -> PacketError:
+    return PacketError(kind=str(kind), why="there is no such kind in this version of the protocol")

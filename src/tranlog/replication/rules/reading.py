@@ -15,7 +15,7 @@ import msgspec
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.rules.config import NO_NODE, NodeId
-from tranlog.replication.rules.packets import PRIMARY, READABLE
+from tranlog.replication.rules.packets import NO_GTID, PRIMARY, READABLE
 
 
 class Preference(Enum):
@@ -73,11 +73,11 @@ def _fitting(nodes: Sequence[Readable], tag_sets: Sequence[dict[str, str]]) -> l
 class Position(msgspec.Struct, frozen=True):
     """How far a node's log is for its readers.
 
-    `committed` as its readers see it; `fresh_at`: wall clock, ms, at which the primary said that this was all; `epoch`
-    and `confirmed`: this node is the primary of that epoch, and its beat of that number was answered by a majority.
+    `shown`: up to where its readers see it; `fresh_at`: the node's clock, ms: all that was committed then they see;
+    `epoch` and `confirmed`: this node is the primary of that epoch, and its beat of that number a majority answered.
     """
 
-    committed: Gtid
+    shown: Gtid
     fresh_at: int
     is_primary: bool = False
     epoch: int = 0
@@ -97,27 +97,36 @@ class Within(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Read at the primary, once a majority has answered a beat that it sent after `asked`."""
+    """Read at the primary, once a majority has answered a beat that it sent after `asked`.
+
+    `committed`: what it had committed when it was asked.
+    """
 
     asked: int
+    committed: Gtid = NO_GTID
 
 
 Consistency = None | AtLeast | Within | Latest
 
 
 def parse_consistency(text: str) -> Consistency:
-    """Read what a reader wishes: none, `at least GTID(1, 15)`, latest. Raises ConfigError."""
+    """Read what a reader wishes: none, `at least GTID(1, 15)`, `within 500 ms`, latest. Raises ConfigError."""
     wish, _, rest = text.strip().partition(" ")
     if wish == "none" and not rest:
         return None
     if wish == "latest" and not rest:
         return Latest(0)
+    lag, _, unit = rest.partition(" ")
+    if wish == "within" and lag.isdecimal() and unit == "ms":
+        return Within(int(lag))
     try:
         if wish == "at" and rest.startswith("least "):
             return AtLeast(Gtid.parse(rest.removeprefix("least ")))
     except ValueError as exc:
         raise ConfigError(option="consistency", value=text, why=str(exc)) from exc
-    raise ConfigError(option="consistency", value=text, why="it is none, latest, or reads at least GTID(1, 15)")
+    raise ConfigError(
+        option="consistency", value=text, why="it reads none, at least GTID(1, 15), within 500 ms, or latest"
+    )
 
 
 def parse_preference(text: str) -> Preference:
@@ -129,14 +138,15 @@ def parse_preference(text: str) -> Preference:
     raise ConfigError(option="readPreference", value=text, why=f"it is one of {names}")
 
 
-def may_read(wish: Consistency, position: Position, wall: int) -> bool:
-    """Whether a reader may go on now."""
+def may_read(wish: Consistency, position: Position, now: int) -> bool:
+    """Whether a reader may go on now, by the node's clock, ms."""
     match wish:
         case None:
             return True
         case AtLeast(gtid=gtid):
-            return position.committed >= gtid
+            return position.shown >= gtid
         case Within(lag_ms=lag):
-            return wall - position.fresh_at <= lag
-        case Latest(asked=asked):
-            return position.is_primary and position.confirmed > asked and position.committed.epoch == position.epoch
+            return now - position.fresh_at <= lag
+        case Latest(asked=asked, committed=committed):
+            leads = position.is_primary and position.shown.epoch == position.epoch
+            return leads and position.confirmed > asked and position.shown >= committed

@@ -39,6 +39,7 @@ from tranlog.pipeline.status.view import VIEW_NAMES
 from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, set_position
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
+from tranlog.service.commands.certifying import cert_app
 from tranlog.service.commands.configuring import add_configuring
 from tranlog.service.commands.copying import add_copy
 from tranlog.service.commands.doctor import doctor
@@ -58,6 +59,7 @@ from tranlog.service.commands.orders import (
 from tranlog.service.commands.queues import queue_app
 from tranlog.service.commands.rolled_back import rollback_app
 from tranlog.service.commands.top import add_top
+from tranlog.service.commands.trial import trial
 from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config.config import DEFAULT_FILE, Config
 from tranlog.service.frame.command import (
@@ -86,6 +88,7 @@ from tranlog.service.process.operating import Capturing, OperatingOptions, captu
 from tranlog.service.process.reloading import ConfigFile
 from tranlog.service.process.sockets import CAPTURE_NAME, runtime_dir
 from tranlog.service.upkeep.holds import hold_app
+from tranlog.service.upkeep.parallelism import critical_path
 from tranlog.service.upkeep.segments import log_app
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import create_statements, open_target
@@ -105,13 +108,16 @@ tables_app = new_app(help="Tables at the target.\n\n\b\nExample:\n  tranlog tabl
 position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n\b\nExample:\n  tranlog position get")
 app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
+log_app.command("critical-path")(critical_path)
 app.add_typer(log_app, name="log", invoke_without_command=True)
 app.add_typer(hold_app, name="hold", invoke_without_command=True)
 add_configuring(app)
 app.add_typer(source_app, name="source", invoke_without_command=True)
 app.add_typer(node_app, name="node", invoke_without_command=True)
+group_app.command("trial")(trial)
 app.add_typer(group_app, name="group", invoke_without_command=True)
 app.add_typer(rollback_app, name="rollback", invoke_without_command=True)
+app.add_typer(cert_app, name="cert", invoke_without_command=True)
 app.add_typer(queue_app, name="queue", invoke_without_command=True)
 add_orders(app)
 add_top(app)

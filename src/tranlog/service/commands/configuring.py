@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
@@ -16,6 +17,7 @@ import typer
 from tranlog.errors import ConfigError
 from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
 from tranlog.service.config.template import SOURCES, TARGETS, shown, template
+from tranlog.service.config.urls import following, source_url, target_url
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
 from tranlog.service.process.operating import OperatingOptions
 from tranlog.target.options import TargetKind
@@ -35,39 +37,71 @@ else:
 
 def init(
     ctx: typer.Context,
-    source: Annotated[SourceName, typer.Option("--source", "-source", help="The kind of source.")] = "sqlite",
+    source: Annotated[
+        SourceName | None, typer.Option("--source", "-source", help="The kind of source.", show_default="sqlite")
+    ] = None,
     target: Annotated[
-        TargetName, typer.Option("--target", "-target", help="The kind of target; null keeps its position alone.")
-    ] = "sqlite",
+        TargetName | None,
+        typer.Option(
+            "--target", "-target", help="The kind of target; null keeps its position alone.", show_default="sqlite"
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", "-from", metavar="SOURCE_URL", help="The source itself; with --to.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", "-to", metavar="TARGET_URL", help="The target itself; with --from.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration to start from.
 
     It works as it is, for SQLite on both ends. A file that is there is never overwritten.
 
-    The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder.
+    With --from and --to it is what `tranlog copy --follow` goes on by: the tables that are there are loaded and then
+    followed by `tranlog run`. URLs are as for `tranlog copy`. Only its owner may read the file, since a password may
+    stand in it.
+
+    The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder,
+    or copy-of-NAME by the source's URL.
 
     \b
     Example:
       tranlog init
       tranlog --conf shop.toml --service shop init --source mariadb --target postgres
+      tranlog init --from postgresql://shop@db1/shop --to mariadb://root@db2/shop
     """
     conf, service = ctx.obj
     file = conf or DEFAULT_FILE
-    name = service or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
+    of_urls = from_ is not None and to is not None
+    if (from_ is None) != (to is None) or (of_urls and (source or target)):
+        raise typer.BadParameter("stand together, without --source and --target", param_hint="--from and --to")
+    origin = source_url(from_) if from_ is not None else None
+    here = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
+    name = service or (here if origin is None else f"copy-of-{origin.name}")
     if not _SERVICE_NAME.fullmatch(name):
         why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
         raise ConfigError(option="--service", value=name, why=why)
-    text = template(service=name, source=source, target=target)
+    if origin is not None and to is not None:
+        text = following(origin, target_url(to), (), None, service=name)
+    else:
+        text = template(service=name, source=source or "sqlite", target=target or "sqlite")
     try:
-        with open(file, "x", encoding="utf-8") as stream:
+        with open(file, "x", encoding="utf-8", opener=_owners if of_urls else None) as stream:
             stream.write(text)
     except FileExistsError as exc:
         raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
     if as_json:
         print_json({"file": file, "service": name})
     else:
-        print(f"wrote {file} for service {name}; next: `tranlog capture`, `tranlog apply`, or `tranlog run` for both")
+        both = "`tranlog capture`, `tranlog apply`, or `tranlog run` for both"
+        first = "`tranlog doctor`, then `tranlog run`" if of_urls else both
+        print(f"wrote {file} for service {name}; next: {first}")
+
+
+def _owners(path: str, flags: int) -> int:
+    """Open a file that only its owner reads."""
+    return os.open(path, flags, 0o600)
 
 
 @config_app.callback()

@@ -120,6 +120,7 @@ def node_status(asks: Ask, as_json: AsJson = False) -> int:
             print(f"  Next: tranlog group restore {found.name}")
         if found.restore is not None:
             print(f"  its log comes: {found.restore}")
+        _say_who_waits(found)
     return ExitCode.DONE if found.state in ("PRIMARY", "REPLICA", "WITNESS") else ExitCode.CHECK_FAILED
 
 
@@ -161,20 +162,8 @@ def status(asks: Ask, as_json: AsJson = False) -> int:
     else:
         print(f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}")
         for one in found.members:
-            heard = (
-                "" if one.heard_ms == 0 else "never heard" if one.heard_ms is None else f"heard {one.heard_ms} ms ago"
-            )
-            last = "" if one.last == NO_GTID else f"log up to {one.last}"
-            words = [
-                one.state,
-                f"at {one.address}",
-                f"votes {one.votes}",
-                f"priority {one.priority}",
-                last,
-                heard,
-                one.trouble,
-            ]
-            print(f"  {one.name:12} {', '.join(word for word in words if word)}")
+            print(f"  {one.name:12} {', '.join(word for word in _words(one) if word)}")
+        _say_who_waits(found)
     return ExitCode.DONE if found.primary is not None else ExitCode.CHECK_FAILED
 
 
@@ -187,8 +176,13 @@ def _words(one: MemberStatus) -> list[str]:
         f"priority {one.priority}",
         "" if one.last == NO_GTID else f"log up to {one.last}",
         "" if one.heard_ms == 0 else heard,
-        one.trouble,
+        f"protocol {one.protocol}" if one.protocol else one.trouble,
     ]
+
+
+def _say_who_waits(found: NodeStatus) -> None:
+    if found.writers_wait_for:
+        print(f"  writers wait for {found.writers_wait_for}, which lacks {found.lag_bytes} bytes of the log")
 
 
 @group_app.command("who")
@@ -238,6 +232,9 @@ def add(
     no_vote: Annotated[bool, typer.Option("--no-vote", help="It keeps a log, and has no vote.")] = False,
     witness: Annotated[bool, typer.Option("--witness", help="It votes, and keeps no log.")] = False,
     priority: Annotated[int, typer.Option("--priority", metavar="N", help="0 is never primary.", min=0)] = 1,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="It takes the place of the node of its name, which was wiped.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Admit a node that runs and is in no group yet; wait until it holds what is committed, and votes.
@@ -251,7 +248,12 @@ def add(
         raise ConfigError(option="--no-vote", value=True, why="a witness votes; give one of the two")
     votes = 0 if no_vote else 1
     wanted = AddNode(
-        name=name, address=address, votes=votes, priority=priority if votes and not witness else 0, witness=witness
+        name=name,
+        address=address,
+        votes=votes,
+        priority=priority if votes and not witness else 0,
+        witness=witness,
+        replace=replace,
     )
     found = asks("/group/add", wanted, timeout_s=_ADD_S)
     if as_json:

@@ -1,8 +1,9 @@
 """Which address a port of ours may have, what it must ask for there, and what a peer may do.
 
-Owns the one security rule for every port: loopback needs no credentials; any other address needs TLS, and a token or a
-client's certificate, and without them nothing is opened. The hard idea: the rule is checked before a socket is made,
-and by the address that was asked for, not by a name that resolves to something else later.
+Owns the one security rule for every port but a group's, which is `replication/acting/entrance.py`'s: loopback needs no
+credentials; any other address needs TLS, and a token or a client's certificate, and without them nothing is opened. The
+hard idea: the rule is checked before a socket is made, and by the address that was asked for, not by a name that
+resolves to something else later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 
 from tranlog.addresses import is_loopback, split_address
 from tranlog.errors import ConfigError
-from tranlog.tls import group_side, load_authority, load_pair
+from tranlog.tls import load_authority, load_pair
 
 SECRET_BYTES_MIN: Final = 16
 _READ: Final = "read "
@@ -122,18 +123,3 @@ def client_context(authority: str | None, certificate: str | None = None) -> ssl
     if certificate is not None:
         load_pair(context, "--tls-cert", certificate, None)
     return context
-
-
-def group_contexts(
-    option: str, address: str, certificate: str | None, key: str | None, authority: str | None
-) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Return the server's and the client's side of TLS between the nodes of a group; None for plain, on loopback alone.
-
-    Both sides show a certificate of the group's authority; names are the node's to look at. Raises ConfigError.
-    """
-    if certificate is None or authority is None:
-        if not is_loopback(split_address(option, address)[0]):
-            why = "others reach this address: set tls_certificate, tls_key and tls_ca, or use 127.0.0.1"
-            raise ConfigError(option=option, value=address, why=why)
-        return None, None
-    return group_side(authority, certificate, key, server=True), group_side(authority, certificate, key)

@@ -27,6 +27,8 @@ from tranlog.pipeline.filters.filters import KINDS as FILTERS
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.spark.cluster import EngineOptions
+from tranlog.replication.rules.config import LAG_LIMIT_BYTES
+from tranlog.replication.rules.permissions import Permission
 from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import KINDS, source_kind
 from tranlog.target.options import TargetOptions
@@ -155,16 +157,27 @@ class GroupKeys:
     """By node, at which address this one reaches it instead of the one that the group knows."""
     restore: Literal["auto", "manual"] = "auto"
     """Where nobody has what it lacks: it gets a whole log by itself, or waits for `tranlog group restore`."""
+    lag_limit_bytes: int = field(default=LAG_LIMIT_BYTES, metadata={"example": "256MB"})
+    """While the nearest voter with data lacks more of this primary's log, writers wait; 0: never."""
     tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "a.pem"})
     """This node's certificate, which the group's authority has signed for its name."""
     tls_key: str | None = field(default=None, metadata={"path": True, "example": "a.key"})
     """The key of `tls_certificate`."""
     tls_ca: str | None = field(default=None, metadata={"path": True, "example": "group.pem"})
     """The group's authority: whose certificates nodes and clients have."""
+    clients: dict[str, tuple[Permission, ...]] = field(
+        default_factory=dict, metadata={"example": {"shop": ["read", "write"], "reports": ["read"]}}
+    )
+    """What a client may do, by the name in its certificate: `read`, `write`, `operate`. With the three `tls_` keys."""
     control: str | None = field(default=None, metadata={"example": "127.0.0.1:4716"})
     """Where the operator of `tranlog node run` reaches it, beside the socket in the log's folder."""
     metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4717"})
     """The same for Prometheus, and for whoever only reads; what guards both stands in [pipeline]."""
+
+    def check(self) -> None:
+        """Refuse what cannot be meant. Raises ConfigError."""
+        if self.lag_limit_bytes < 0:
+            raise ConfigError(option="lag_limit_bytes", value=self.lag_limit_bytes, why="is 0, for never, or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,15 +68,17 @@ def target_url(url: str) -> DatabaseUrl:
 
 
 _HEAD: Final = """\
-# Written by `tranlog copy --follow`, which goes on by it. Every key: docs/configuration.md.
+# Written by `tranlog copy --follow`, which goes on by it, or by `tranlog init`. Every key: docs/configuration.md.
 """
 
 
-def following(origin: DatabaseUrl, into: DatabaseUrl, tables: Sequence[str], identity: str | None) -> str:
+def following(
+    origin: DatabaseUrl, into: DatabaseUrl, tables: Sequence[str], identity: str | None, *, service: str | None = None
+) -> str:
     """Return the configuration that loads the tables of a source, all or some, and follows them.
 
-    `identity` as in the section [source] of a PostgreSQL, None for its default. Relative paths count from the working
-    directory, and are written as absolute ones.
+    `service` is its name, None for one by the source's. `identity` as in the section [source] of a PostgreSQL, None for
+    its default. Relative paths count from the working directory, and are written as absolute ones.
     """
     source = {"kind": origin.kind, **_absolute(origin.keys), "load": tuple(tables) or "all"}
     match origin.kind:
@@ -87,7 +89,7 @@ def following(origin: DatabaseUrl, into: DatabaseUrl, tables: Sequence[str], ide
             source |= {"identity": identity} if identity else {}
     target = {"kind": into.kind, **_absolute(into.keys), "ddl": "follow"}
     sections: list[tuple[str, dict[str, Any]]] = [
-        ("[service]", {"name": f"copy-of-{origin.name}"}),
+        ("[service]", {"name": service or f"copy-of-{origin.name}"}),
         ("[log]", {"dir": "log"}),
         ("[source]", source),
         ("[target]", target),

@@ -19,8 +19,8 @@ from tranlog.replication.acting.orders import NodeStatus
 from tranlog.replication.rules.config import warnings
 from tranlog.replication.rules.packets import STATE_NAMES
 from tranlog.service.config.config import Config
-from tranlog.service.config.exposure import group_contexts
 from tranlog.service.process import api
+from tranlog.tls import group_side
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -128,16 +128,21 @@ def node_options(config: Config) -> NodeOptions:
         address=group.address,
         via=group.via,
         restore=group.restore,
+        clients=group.clients,
+        lag_limit_bytes=group.lag_limit_bytes,
         log=config.log,
     )
 
 
 def node_contexts(config: Config) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Return both sides of TLS, None for plain. Raises ConfigError, also where others reach a node without TLS."""
+    """Return the server's and the client's side of TLS, both None for plain. Raises ConfigError."""
     group = config.group
-    given = (group.tls_certificate, group.tls_key, group.tls_ca)
-    if any(given) and not all(given):
+    files = (group.tls_ca, group.tls_certificate, group.tls_key)
+    if not any(files):
+        return None, None
+    if None in files:
         raise ConfigError(
             option="group.tls_certificate", value=None, why="tls_certificate, tls_key and tls_ca go together"
         )
-    return group_contexts("group.listen", group.listen, *given)
+    authority, certificate, key = (str(one) for one in files)
+    return group_side(authority, certificate, key, server=True), group_side(authority, certificate, key)

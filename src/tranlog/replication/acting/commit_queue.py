@@ -1,0 +1,101 @@
+"""The commits that a node was handed and has not written yet.
+
+Owns how long they wait: where the nearest voter lags by too much, until it has caught up, or to the end of the time
+that the client gave, and then nothing was written; one that has spilled, until followers have its chunks, and others go
+past it.
+
+Source: docs/protocol.md, "Flow control".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tranlog.replication.rules.config import NO_NODE, NodeId
+from tranlog.replication.rules.core import Core
+from tranlog.replication.rules.flow_control import FlowControl
+
+if TYPE_CHECKING:
+    from tranlog.replication.acting.core_thread import CommitWanted
+
+logger = logging.getLogger(__name__)
+
+_LOT = 256
+"""So many are written together."""
+_TOLD_MS = 60_000
+"""So often, at most, a line says that writers wait."""
+
+
+class CommitQueue:
+    """In a turn of its node's."""
+
+    def __init__(self, flow: FlowControl) -> None:
+        self.flow = flow
+        self.waits_for: NodeId = NO_NODE
+        """For whom writers wait now."""
+        self._waiting: deque[tuple[int, CommitWanted]] = deque()
+        self._spilled: list[CommitWanted] = []
+        self._told = -_TOLD_MS
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._spilled)
+
+    def put(self, one: CommitWanted, now: int) -> None:
+        """Add one. Units: ms of the monotonic clock."""
+        if one.oid:
+            self._spilled.append(one)
+        else:
+            self._waiting.append((now, one))
+
+    @property
+    def has_large(self) -> bool:
+        """Whether one that takes a while is the next, or has spilled."""
+        return bool(self._spilled) or (bool(self._waiting) and self._waiting[0][1].large)
+
+    def take(self, core: Core, *, large: bool = True) -> list[CommitWanted]:
+        """Remove and return what may be written now, or refused by a node that is not primary; at most a lot.
+
+        Not `large`: no large one, and none behind it that has not spilled.
+        """
+        holds = core.accepts_writes and self.flow.holds(core.config, core.node, core.mind)
+        self.waits_for = self.flow.nearest if holds and self._waiting else NO_NODE
+        for one in self._spilled if large else ():
+            if not core.accepts_writes or self.flow.has_spread(one.oid, core):
+                self._spilled.remove(one)
+                return [one]
+        if not holds:
+            lot: list[CommitWanted] = []
+            while self._waiting and len(lot) < _LOT and (large or not self._waiting[0][1].large):
+                lot.append(self._waiting.popleft()[1])
+            return lot
+        if self.waits_for and core.mind.now - self._told >= _TOLD_MS:
+            self._told = core.mind.now
+            logger.warning("Writers wait for %s, the nearest voter, which lags. bytes=%d", *self.lags(core))
+        return []
+
+    def lags(self, core: Core) -> tuple[str, int]:
+        """Return the name of the nearest voter, empty where there is none, and how many bytes it lacked at last."""
+        member = core.config.member(self.flow.nearest)
+        return "" if member is None else member.name, self.flow.lag
+
+    def late(self, core: Core) -> list[CommitWanted]:
+        """Remove and return those whose time is over."""
+        default, now, still = core.config.wtimeout_ms, core.mind.now, deque[tuple[int, "CommitWanted"]]()
+        over = []
+        for since, one in self._waiting:
+            limit = default if one.wtimeout_ms is None else one.wtimeout_ms
+            if limit and now - since >= limit:
+                over.append(one)
+            else:
+                still.append((since, one))
+        self._waiting = still
+        return over
+
+    def clear(self) -> list[CommitWanted]:
+        """Remove and return all of them."""
+        waiting = [*self._spilled, *(one for _, one in self._waiting)]
+        self._waiting.clear()
+        self._spilled.clear()
+        return waiting
