@@ -3,24 +3,62 @@
 from __future__ import annotations
 
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fix_live_group import events
+from tranlog.testing.servers import free_port
+
 ROOT = Path(__file__).parents[2]
 
 
+def programs() -> list[str]:
+    """Return the Python programs of README.md: with a log of its own, and at a group."""
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
 def program() -> str:
-    """Return the one Python program of README.md."""
-    (found,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    return found
+    """Return the first one."""
+    return programs()[0]
 
 
 def test_the_program_is_short() -> None:
     lines = [line for line in program().splitlines() if line.strip()]
     assert len(lines) <= 25
+
+
+@pytest.mark.e2e
+def test_the_program_at_a_group_commits_to_three(tmp_path: Path) -> None:
+    port = next(one for one in iter(free_port, None) if all(map(is_free, (one + 1, one + 2))))
+    command = [sys.executable, "-m", "tranlog", "group", "trial", "here", "--port", str(port)]
+    (_, text) = programs()
+    for at in range(3):
+        text = text.replace(f":{2112 + at}", f":{port + at}")
+    for commits in (1, 2):  # what was committed is there the next time
+        with (tmp_path / "words").open("wb") as words:
+            trial = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=words, text=True)
+        try:
+            assert trial.stdout is not None
+            line = trial.stdout.readline()
+            assert line.startswith(f"a group of three is at thl://127.0.0.1:{port},"), (tmp_path / "words").read_text()
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=100)
+            assert done.stdout.startswith("Satisfied(gtid="), done.stdout
+        finally:
+            trial.send_signal(signal.SIGINT)
+            trial.communicate(timeout=100)
+            assert trial.returncode == 0
+        for name in "abc":
+            assert len(events(tmp_path / "here" / f"log-{name}")) == commits
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.spark

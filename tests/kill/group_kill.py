@@ -1,9 +1,17 @@
-"""`make group-kill`: three nodes in processes of their own, harmed round after round while programs commit.
+"""`make group-kill`: three nodes in processes of their own, harmed round after round while programs commit and read.
 
-Prints one JSON object: rounds, seed, harms by kind, what was acknowledged by `w`, what nobody knows; what must be 0:
-lost (acknowledged by a majority, and not in the log), unaccounted (acknowledged at w = 1 or 2, in neither the log nor
-anybody's rollback data), doubled, diverged (records that differ between two logs), disordered (an acknowledged commit
-that does not stand at its GTID, or before one that returned before it began). Exit code 1 unless they are.
+Each node reaches the others through proxies of ours (`group_links`); a round is one or two harms (`group_harms`);
+programs are `group_load`'s, and what they were told is held against the logs by `group_history`.
+
+Some commits are large, and spill; some rounds are by TLS.
+
+Prints one JSON object: rounds, seed, rounds by TLS, harms by kind; what was acknowledged by `w`, what nobody knows,
+what went; reads by consistency; and what must be 0: lost (acknowledged by a majority, and not in the log),
+unaccounted (acknowledged at w = 1 or 2, in neither the log nor anybody's rollback data), doubled, diverged (records
+that differ between two logs), stale (a read that broke its consistency), forsworn (a vote or an ack against the
+rules, seen on the wire). `violations` of linearizability by kind, elections, the time from kill -9 of a primary to
+the first majority, seconds. Exit code 1 unless the former are 0, linearizable is true, every node ended cleanly, and
+the group was whole in the end.
 
 docs/replication.md.
 """
@@ -11,422 +19,245 @@ docs/replication.md.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
 import json
 import random
-import signal
-import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from group_harms import HARMS, Harm, plan, secured
+from group_history import CommitOp, Entry, Fate, Op, violations
+from group_load import WS, Load, Shown, content_of
+from group_nodes import Nodes, RoundFailedError
 from tranlog.change import Statement
-from tranlog.errors import ControlError, NoPrimaryError
-from tranlog.ids import Gtid
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.upkeep.diff import diff
-from tranlog.replication.acting.client import AsyncGroup, FailedOver, NotPrimary, Satisfied
-from tranlog.replication.acting.orders import NodeStatus
 from tranlog.replication.acting.rollback import read_operations, saved_rollbacks
-from tranlog.service.frame.exits import Told
-from tranlog.service.group_client import connect_async
-from tranlog.service.process.client import node_of
-from tranlog.testing.servers import free_port
 
-NAMES = ("a", "b", "c")
-WRITERS = 16
-WS: tuple[int | str, ...] = (1, 2, "majority")
-WHOLE_S = 120.0
-"""A group that is left alone is whole after so long at most, on a crowded machine too."""
-STOP_SHORT_S, STOP_LONG_S = 0.6, 4.0
-"""Below an election timeout (four to eight heartbeats of 250 ms), and above."""
-CONFIG = """\
-[service]
-name = "shop"
-[log]
-dir = "log-{name}"
-segment_bytes = 200000
-[group]
-node = "{name}"
-listen = "127.0.0.1:{port}"
-"""
+MUST_BE_NONE = ("lost", "unaccounted", "doubled", "diverged", "stale", "forsworn")
 
 
-@dataclass(frozen=True)
-class Committed:
-    """A commit that was answered. Times: seconds of this program's clock."""
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """What to run. `first`: judge after each round, and end with the first that something is wrong after.
 
-    event: str
-    w: int | str
-    gtid: Gtid
-    began: float
-    returned: float
+    `path`: goes in front of PYTHONPATH of every node.
+    """
+
+    rounds: int = 10
+    seed: int = 1
+    witness: bool = False
+    first: bool = False
+    only: tuple[str, ...] = ()
+    path: Path | None = None
 
 
-class Nodes:
-    """The processes."""
+@dataclass
+class GroupRounds:
+    """One run, and what was seen so far."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ports = {name: free_port() for name in NAMES}
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.primaries_killed: list[float] = []
-        for name, port in self.ports.items():
-            (folder / f"{name}.toml").write_text(CONFIG.format(name=name, port=port))
+    folder: Path
+    options: GroupOptions
+    harms: Counter[str] = field(default_factory=Counter)
+    done: int = 0
+    rounds_of_tls: int = 0
+    failed: str = ""
+    judged: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def url(self) -> str:
-        """Where programs look for the group."""
-        return "thl://" + ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
-
-    def log_of(self, name: str) -> Path:
-        """Return the directory of a node's log."""
-        return self.folder / f"log-{name}"
-
-    def command(self, name: str, *words: str) -> list[str]:
-        """Return a command line for a node."""
-        return [sys.executable, "-m", "tranlog", "--conf", str(self.folder / f"{name}.toml"), *words]
-
-    def do(self, name: str, *words: str) -> str:
-        """Run a command to its end; return what it prints."""
-        done = subprocess.run(self.command(name, *words), capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-    def start(self, name: str) -> None:
-        """Start a node."""
-        with open(self.folder / f"{name}.err", "ab") as err:
-            self.running[name] = subprocess.Popen(self.command(name, "--verbose", "node", "run"), stderr=err)
-
-    def kill(self, name: str) -> None:
-        """Kill a node with -9."""
-        process = self.running.pop(name)
-        process.kill()
-        process.wait()
-
-    def signal(self, name: str, number: int) -> None:
-        """Send a node a signal."""
-        self.running[name].send_signal(number)
-
-    def end(self) -> dict[str, int]:
-        """Stop all nodes; return their exit codes."""
-        for process in self.running.values():
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        codes = {}
-        for name, process in list(self.running.items()):
-            try:
-                codes[name] = process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.kill(name)
-                codes[name] = -9
-        return codes
-
-    def status(self, name: str) -> NodeStatus | None:
-        """Return what a node says of the group; None where it does not answer."""
+    def run(self) -> dict[str, Any]:
+        """Do the rounds; return the one object."""
+        began, options = time.monotonic(), self.options
+        nodes = Nodes(self.folder, "abc", "c" if options.witness else "", options.seed, options.path)
+        load = Load(nodes.url, options.seed)
         try:
-            return node_of(str(self.log_of(name))).typed("/group/status", NodeStatus, timeout_s=5.0)
-        except (ControlError, Told):
-            return None
+            nodes.form()
+            load.start()
+            self._rounds(nodes, load)
+        except (RoundFailedError, OSError) as exc:
+            self.failed = str(exc)
+        finally:
+            nodes.proxies.clear()
+            load.stop()
+            codes = self._ended(nodes)
+        self.failed = self.failed or "; ".join([*load.failed[:3], *nodes.ended])
+        if not self.failed:
+            self.judged = judge(nodes, load)
+        took = failovers([op for w, op in load.commits if w == "majority"], nodes.primaries_killed)
+        return {
+            "rounds": self.done,
+            "seed": options.seed,
+            "rounds_of_tls": self.rounds_of_tls,
+            "harms": dict(sorted(self.harms.items())),
+            "acknowledged": {str(w): sum(one == w and op.fate in ACKED for one, op in load.commits) for w in WS},
+            "unknown": sum(op.fate is Fate.UNKNOWN for _, op in load.commits),
+            "refused": sum(op.fate is Fate.REFUSED for _, op in load.commits),
+            "reads": dict(load.reads),
+            "unread": dict(sorted(load.unread.items())),
+            "flipped": nodes.proxies.flipped,
+            **self.judged,
+            "unclean_ends": sum(code != 0 for code in codes.values()),
+            "failover_ms": {name: at_part(took, part) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
+            "seconds": round(time.monotonic() - began),
+            **({"failed": self.failed} if self.failed else {}),
+        }
 
-    def primary(self) -> str | None:
-        """Return who is primary by its own word."""
-        for name in self.running:
-            found = self.status(name)
-            if found is not None and found.state == "PRIMARY":
-                return name
-        return None
-
-    def await_primary(self) -> None:
-        """Return when every node answers, and knows one and the same primary."""
-        until = time.monotonic() + WHOLE_S
-        while True:
-            found = {None if (one := self.status(name)) is None else one.primary for name in NAMES}
-            if len(found) == 1 and None not in found:
-                return
-            assert time.monotonic() < until, f"there is no primary: {found}"
-            time.sleep(0.1)
-
-    def await_whole(self) -> None:
-        """Return when there is one primary, and every log ends as its does, all of it committed."""
-        until = time.monotonic() + WHOLE_S
-        while True:
-            found = [self.status(name) for name in NAMES]
-            known = [one for one in found if one is not None]
-            ends = {(one.last, one.committed) for one in known}
-            if len(known) == len(NAMES) and len(ends) == 1 and all(one.last == one.committed for one in known):
-                if sum(one.state == "PRIMARY" for one in known) == 1:
-                    return
-            assert time.monotonic() < until, f"the group is not whole: {found}"
-            time.sleep(0.1)
-
-    def form(self) -> None:
-        """Make the group."""
-        self.do("a", "group", "init")
-        for name in NAMES:
-            self.start(name)
-        until = time.monotonic() + WHOLE_S
-        while any(not (self.log_of(name) / "control" / ".node").exists() for name in NAMES) or self.primary() is None:
-            assert time.monotonic() < until, "the nodes do not come up"
-            time.sleep(0.1)
-        for name in NAMES[1:]:
-            self.do("a", "group", "add", name, f"127.0.0.1:{self.ports[name]}")
-
-
-class Load:
-    """Programs that commit. What was answered how is kept."""
-
-    def __init__(self, url: str) -> None:
-        self.done: list[Committed] = []
-        self.unknown: set[str] = set()
-        self.refused: set[str] = set()
-        self._url = url
-        self._stopped = asyncio.Event()
-
-    async def run(self) -> None:
-        """Commit until `stop`, each writer at its own `w`."""
-        groups: list[AsyncGroup] = [connect_async(self._url, find_s=5.0) for _ in range(4)]
-        await asyncio.gather(*[self._write(number, groups[number % 4]) for number in range(WRITERS)])
-        for group in groups:
-            await group.close()
-
-    def stop(self) -> None:
-        """Commit no more."""
-        self._stopped.set()
-
-    async def _write(self, number: int, group: AsyncGroup) -> None:
-        w = WS[number % len(WS)]
-        for count in itertools.count():
-            if self._stopped.is_set():
-                return
-            event = f"{number}-{count}"
+    def _rounds(self, nodes: Nodes, load: Load) -> None:
+        rng, options = random.Random(self.options.seed), self.options
+        harms = [harm for harm in HARMS if not options.only or harm.__name__ in options.only]
+        planned = zip(plan(options.rounds, options.seed, harms), secured(options.rounds, options.seed), strict=True)
+        for number, (of_round, by_tls) in enumerate(planned, 1):
+            self._secure(nodes, load, by_tls)
+            time.sleep(rng.uniform(0.2, 1.0))
             began = time.monotonic()
+            self._harm(nodes, of_round, rng)
+            nodes.await_primary()
+            self.done = number
+            names = ", ".join(harm.__name__ for harm in of_round) + (" by TLS" if by_tls else "")
+            say(f"round {number} of {options.rounds}: {names}; {time.monotonic() - began:.1f} s")
+            if options.first:
+                load.rest()
+                nodes.await_whole()
+                self.judged = judge(nodes, load)
+                if not good(self.judged):
+                    return
+                load.go_on()
+        load.rest()
+        nodes.await_whole()
+
+    def _secure(self, nodes: Nodes, load: Load, by_tls: bool) -> None:
+        """Have nodes and programs speak TLS, or not."""
+        self.rounds_of_tls += by_tls
+        if by_tls is not (nodes.tls is not None):
+            load.rest()
+            nodes.secure(by_tls)
+            load.secure(nodes.tls)
+            load.go_on()
+
+    def _harm(self, nodes: Nodes, of_round: Sequence[Harm], rng: random.Random) -> None:
+        """Do harms beside one another. Raises RoundFailedError for what went wrong in one."""
+        troubles: list[str] = []
+
+        def do(harm: Harm, own: random.Random) -> None:
             try:
-                content = [Statement(schema="shop", sql=event, ddl=False)]
-                answer = await group.commit(content, w=w, wtimeout=30.0, event_id=event)
-            except NoPrimaryError:
-                self.refused.add(event)
-                continue
-            returned = time.monotonic()
-            if isinstance(answer, Satisfied):
-                self.done.append(Committed(event, w, answer.gtid, began, returned))
-            elif isinstance(answer, NotPrimary):
-                self.refused.add(event)
-                await asyncio.sleep(0.02)
-            else:
-                self.unknown.add(event)
-                assert isinstance(answer, FailedOver) or answer.gtid is not None
-            await asyncio.sleep(0.01)
+                harm(nodes, own)
+            except Exception as exc:
+                troubles.append(f"{harm.__name__}: {type(exc).__name__}: {exc}")
 
+        threads: list[threading.Thread] = []
+        for harm in of_round:
+            if threads:
+                time.sleep(rng.uniform(0.0, 1.5))
+            threads.append(threading.Thread(target=do, args=(harm, random.Random(rng.random()))))
+            threads[-1].start()
+            self.harms[harm.__name__] += 1
+        for thread in threads:
+            thread.join()
+        if troubles:
+            raise RoundFailedError("; ".join(troubles))
 
-# --- harms -------------------------------------------------------------------------------------------------
-
-
-def kill_primary(nodes: Nodes, rng: random.Random) -> None:
-    """Kill whoever is primary."""
-    name = nodes.primary()
-    if name is not None:
-        nodes.primaries_killed.append(time.monotonic())
-    _kill(nodes, [name or rng.choice(NAMES)], rng)
-
-
-def kill_replica(nodes: Nodes, rng: random.Random) -> None:
-    """Kill one that is not."""
-    primary = nodes.primary()
-    _kill(nodes, [rng.choice([name for name in NAMES if name != primary])], rng)
-
-
-def kill_all(nodes: Nodes, rng: random.Random) -> None:
-    """Kill all at once."""
-    _kill(nodes, list(NAMES), rng)
-
-
-def _kill(nodes: Nodes, names: list[str], rng: random.Random) -> None:
-    for name in names:
-        nodes.kill(name)
-    time.sleep(rng.uniform(0.0, 3.0))
-    for name in rng.sample(names, len(names)):
-        nodes.start(name)
-
-
-def stop_primary_short(nodes: Nodes, rng: random.Random) -> None:
-    """Stop the primary for less than an election timeout."""
-    _pause(nodes, nodes.primary() or rng.choice(NAMES), STOP_SHORT_S)
-
-
-def stop_primary_long(nodes: Nodes, rng: random.Random) -> None:
-    """Stop the primary for longer: another is elected, and the old one wakes up in its belief."""
-    _pause(nodes, nodes.primary() or rng.choice(NAMES), STOP_LONG_S)
-
-
-def stop_replica_long(nodes: Nodes, rng: random.Random) -> None:
-    """Stop a replica for longer."""
-    primary = nodes.primary()
-    _pause(nodes, rng.choice([name for name in NAMES if name != primary]), STOP_LONG_S)
-
-
-def _pause(nodes: Nodes, name: str, seconds: float) -> None:
-    nodes.signal(name, signal.SIGSTOP)
-    time.sleep(seconds)
-    nodes.signal(name, signal.SIGCONT)
-
-
-def step_down(nodes: Nodes, rng: random.Random) -> None:
-    """Have the primary hand over, asked through any node."""
-    subprocess.run(nodes.command(rng.choice(NAMES), "group", "step-down"), capture_output=True, check=False, timeout=60)
-
-
-def end_primary(nodes: Nodes, rng: random.Random) -> None:
-    """Stop the primary as a supervisor does; it hands over first."""
-    name = nodes.primary() or rng.choice(NAMES)
-    process = nodes.running.pop(name)
-    process.terminate()
-    assert process.wait(60) == 0, f"{name} did not stop cleanly"
-    nodes.start(name)
-
-
-Harm = Callable[[Nodes, random.Random], None]
-HARMS: tuple[Harm, ...] = (
-    kill_primary,
-    kill_replica,
-    kill_all,
-    stop_primary_short,
-    stop_primary_long,
-    stop_replica_long,
-    step_down,
-    end_primary,
-)
-
-
-def plan(rounds: int, seed: int) -> list[list[Harm]]:
-    """Return the harms of each round, one or two, from shuffled decks: each kind comes once before any comes twice."""
-    rng = random.Random(seed)
-
-    def deck() -> Iterator[Harm]:
-        while True:
-            yield from rng.sample(HARMS, len(HARMS))
-
-    cards = deck()
-    return [[next(cards) for _ in range(rng.choice((1, 1, 2)))] for _ in range(rounds)]
+    def _ended(self, nodes: Nodes) -> dict[str, int]:
+        try:
+            return nodes.end()
+        except OSError as exc:
+            self.failed = self.failed or str(exc)
+            return {}
 
 
 # --- judging -----------------------------------------------------------------------------------------------
 
+ACKED = (Fate.STANDS, Fate.MAY_GO)
 
-def events(path: Path) -> dict[str, list[Gtid]]:
-    """Return the GTIDs of each event id that a log holds."""
-    found: dict[str, list[Gtid]] = {}
+
+def entries(path: Path, spilled: set[str]) -> list[Entry]:
+    """Return what a log holds, and add to `spilled` the events of transactions that stand in spill segments."""
+    found = []
     with LogReader.open(str(path)) as reader, reader.cursor() as cursor:
         for one in cursor.scan(until=reader.range().last_seqno, wait=False):
-            if not one.is_noop():
-                found.setdefault(one.header.event_id, []).append(one.header.gtid)
+            if one.is_noop():
+                found.append(Entry(one.header.gtid))
+            else:
+                text = "".join([str(change.sql) for change in one.changes() if isinstance(change, Statement)])
+                found.append(Entry(one.header.gtid, one.header.event_id, content_of(text)))
+                spilled |= {one.header.event_id} if one.header.spilled else set()
     return found
 
 
-def disordered(done: list[Committed], held: dict[str, list[Gtid]]) -> list[str]:
-    """Return the commits of a later reign's log that stand elsewhere than was said, or out of the order of time.
-
-    One that returned before another began has the lower GTID.
-    """
-    wrong = [one.event for one in done if one.event in held and held[one.event] != [one.gtid]]
-    there = [one for one in done if one.event in held]
-    ends = sorted(there, key=lambda one: one.returned)
-    highest, at = Gtid.from_bytes(bytes(16)), 0
-    for one in sorted(there, key=lambda one: one.began):
-        while at < len(ends) and ends[at].returned < one.began:
-            highest = max(highest, ends[at].gtid)
-            at += 1
-        if one.gtid < highest:
-            wrong.append(one.event)
+def stale(shown: Sequence[Shown], log: Sequence[Entry]) -> list[str]:
+    """Return what readers saw that was less than they wanted, or is not in the log as they saw it."""
+    held = {entry.gtid: entry.event for entry in log}
+    wrong = []
+    for one in shown:
+        if one.kind != "none" and one.seen < one.wanted:
+            wrong.append(f"{one.seen} was shown where {one.wanted} was wanted")
+        wrong += [f"{gtid} was shown as {event!r}" for gtid, event in one.tail if held.get(gtid) != event]
     return wrong
 
 
-def failovers(done: list[Committed], kills: list[float]) -> list[float]:
-    """Return for each kill of a primary how long it took to the first commit of a majority that began after it."""
+def judge(nodes: Nodes, load: Load) -> dict[str, Any]:
+    """Return what the logs say of what programs were told."""
+    commits, latest, shown = list(load.commits), list(load.latest), list(load.shown)
+    logs = [str(nodes.log_of(name)) for name in nodes.keeping]
+    spilled: set[str] = set()
+    log = entries(Path(logs[0]), spilled)
+    ops: list[Op] = [*(op for _, op in commits), *latest]
+    found = violations(ops, log)
+    standing = {entry.event for entry in log}
+    gone = {row.event_id for path in logs for rid in saved_rollbacks(path) for row in read_operations(path, rid)}
+    missing = [op.event for _, op in commits if op.fate is Fate.MAY_GO and op.event not in standing]
+    broken = [*found.get("stale", ()), *stale(shown, log)]
+    diverged = 0
+    for path in logs[1:]:
+        with LogReader.open(logs[0]) as one, LogReader.open(path) as other:
+            differing = diff(one, other, full=True)
+            diverged += (differing.differing or 0) + differing.only_one.count + differing.only_other.count
+    unaccounted = [event for event in missing if event not in gone]
+    for what in (*found.items(), ("stale", broken), ("unaccounted", unaccounted), ("wire", nodes.proxies.judge.wrong)):
+        if what[1]:
+            say(f"{what[0]}: {what[1][:5]}")
+    return {
+        "large": sum(one.event in load.large for one in log),
+        "spilled": len(spilled),
+        "rolled_back": len(missing),
+        "lost": len(found.get("lost", ())),
+        "unaccounted": len(unaccounted),
+        "doubled": len(found.get("doubled", ())),
+        "diverged": diverged,
+        "stale": len(broken),
+        "forsworn": len(nodes.proxies.judge.wrong),
+        "linearizable": not found,
+        "violations": {kind: len(what) for kind, what in sorted(found.items())},
+        "elections": len({entry.gtid.epoch for entry in log}),
+    }
+
+
+def good(judged: dict[str, Any]) -> bool:
+    """Whether nothing is known to be wrong."""
+    return bool(judged.get("linearizable")) and not any(judged[name] for name in MUST_BE_NONE)
+
+
+def failovers(commits: Sequence[CommitOp], kills: Sequence[float]) -> list[float]:
+    """Return, in order, how long it took from each kill of a primary to the first majority that began after it."""
     found = []
     for at in kills:
-        after = [one.returned for one in done if one.w == "majority" and one.began >= at]
+        after = [one.returned for one in commits if one.fate is Fate.STANDS and one.began >= at]
         if after:
             found.append(min(after) - at)
     return sorted(found)
 
 
-def judge(nodes: Nodes, load: Load) -> dict[str, object]:
-    """Return what the logs say of what was acknowledged."""
-    held = events(nodes.log_of("a"))
-    logs = [str(nodes.log_of(name)) for name in NAMES]
-    saved = {json.dumps(row.op) for log in logs for rid in saved_rollbacks(log) for row in read_operations(log, rid)}
-    rolled_back = "\n".join(saved)
-    lost = [one.event for one in load.done if one.w == "majority" and one.event not in held]
-    missing = [one.event for one in load.done if one.w != "majority" and one.event not in held]
-    unaccounted = [event for event in missing if f'"{event}"' not in rolled_back]
-    diverged = 0
-    for name in NAMES[1:]:
-        with LogReader.open(str(nodes.log_of("a"))) as one, LogReader.open(str(nodes.log_of(name))) as other:
-            found = diff(one, other, full=True)
-            diverged += (found.differing or 0) + found.only_one.count + found.only_other.count
-    return {
-        "acknowledged": {str(w): sum(one.w == w for one in load.done) for w in WS},
-        "unknown": len(load.unknown),
-        "rolled_back": len(missing),
-        "lost": len(lost),
-        "unaccounted": len(unaccounted),
-        "doubled": sum(len(gtids) > 1 for gtids in held.values()),
-        "written_though_refused": sum(event in held for event in load.refused),
-        "diverged": diverged,
-        "disordered": len(disordered(load.done, held)),
-        "epochs": max(gtids[-1].epoch for gtids in held.values()),
-    }
+def at_part(took: Sequence[float], part: float) -> int | None:
+    """Return the time in ms that such a part of them does not exceed."""
+    return round(took[min(int(len(took) * part), len(took) - 1)] * 1000) if took else None
 
 
-MUST_BE_NONE = ("lost", "unaccounted", "doubled", "written_though_refused", "diverged", "disordered")
-
-
-def run(folder: Path, rounds: int, seed: int) -> dict[str, object]:
-    """Harm a group for so many rounds; return what came of it."""
-    began, rng = time.monotonic(), random.Random(seed)
-    nodes, harms = Nodes(folder), Counter[str]()
-    try:
-        nodes.form()
-        loop = asyncio.new_event_loop()
-
-        async def play() -> Load:
-            load = Load(nodes.url)
-            working = asyncio.ensure_future(load.run())
-            for of_round in plan(rounds, seed):
-                await asyncio.sleep(rng.uniform(0.2, 1.0))
-                for harm in of_round:
-                    await asyncio.to_thread(harm, nodes, rng)
-                    harms[harm.__name__] += 1
-                await asyncio.to_thread(nodes.await_primary)
-            load.stop()
-            await working
-            await asyncio.to_thread(nodes.await_whole)
-            return load
-
-        load = loop.run_until_complete(play())
-        loop.close()
-        codes = nodes.end()
-        told = judge(nodes, load)
-        took = failovers(load.done, nodes.primaries_killed)
-        return {
-            "rounds": rounds,
-            "seed": seed,
-            "harms": dict(sorted(harms.items())),
-            **told,
-            "unclean_ends": sum(code != 0 for code in codes.values()),
-            "failover_ms": {
-                "p50": round(took[len(took) // 2] * 1000) if took else None,
-                "max": round(took[-1] * 1000) if took else None,
-            },
-            "seconds": round(time.monotonic() - began),
-        }
-    finally:
-        nodes.end()
+def say(text: str) -> None:
+    """Print a line of the story, beside the one object."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -435,11 +266,25 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--witness", action="store_true", help="two nodes with a log and a witness")
+    parser.add_argument("--first", action="store_true", help="stop after the first round that something is wrong after")
+    parser.add_argument("--path", type=Path, help="a folder in front of PYTHONPATH of every node")
+    parser.add_argument("--only", default="", help="these harms alone, by name, with commas between")
     given = parser.parse_args()
+    only = tuple([name for name in given.only.split(",") if name])
+    unknown = sorted(set(only) - {harm.__name__ for harm in HARMS})
+    if unknown:
+        parser.error(f"there is no harm {', '.join(unknown)}")
     given.folder.mkdir(parents=True, exist_ok=True)
-    result = run(given.folder, given.rounds, given.seed)
+    options = GroupOptions(
+        rounds=given.rounds, seed=given.seed, witness=given.witness, first=given.first, only=only, path=given.path
+    )
+    result = GroupRounds(given.folder, options).run()
     print(json.dumps(result))
-    return int(any(result[name] for name in (*MUST_BE_NONE, "unclean_ends")))
+    if result.get("failed") or result["unclean_ends"] or not good(result):
+        say(f"the rounds failed (seed {given.seed}); what they left is in {given.folder}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
