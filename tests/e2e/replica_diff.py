@@ -37,7 +37,9 @@ from tranlog.errors import SourceError, TranlogError
 from tranlog.testing.replicas import Replicas
 from tranlog.testing.servers import MariaDbAddress, OptionValue, ServerFailedError, ServerMissingError
 
-SUITES: Final = Path("/usr/share/mysql/mysql-test")
+SUITES: Final = next(
+    filter(Path.is_dir, map(Path, ("/usr/share/mariadb/mariadb-test", "/usr/share/mysql/mysql-test"))), Path("/nowhere")
+)
 FOLDERS: Final = (
     "main",
     *(f"suite/{name}/t" for name in ("innodb", "gcol", "period", "versioning", "json", "rpl", "binlog")),

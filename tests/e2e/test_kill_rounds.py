@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ import pytest
 import kill_harms
 import kill_judge
 import kill_rounds
+from demo_steps import Process
+from kill_live import LiveVerifications
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "kill" / "kill_rounds.py"
@@ -50,7 +54,9 @@ def test_kills_lose_and_double_nothing(public: Path, rounds: int, services: str,
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert (result["missed"], result["lost"], result["doubled"], result["equal"]) == (0, 0, 0, True)
-    assert result["rounds"] == rounds and sum(result["kills"].values()) == rounds + rounds // 3
+    kinds = kill_rounds.Options(services=services.split(",")).kinds
+    planned = kill_harms.plan(kinds, services.split(","), rounds, 2)
+    assert result["rounds"] == rounds and sum(result["kills"].values()) == sum(map(len, planned))
     assert 0 < result["acknowledged"] <= result["captured"] == result["applied"]
     assert all(one["acknowledged"] > 0 for one in result["services"].values())
 
@@ -71,7 +77,7 @@ def test_each_kind_comes_at_least_four_times_in_fifty_rounds() -> None:
 
 def test_a_seed_repeats_its_harms() -> None:
     def plan(seed: int) -> object:
-        return kill_harms.plan(list(kill_harms.KINDS), ("mariadb", "sqlite"), 20, seed)
+        return kill_harms.plan(list(kill_harms.KINDS), kill_rounds.SERVICES, 20, seed)
 
     assert plan(4) == plan(4)
     assert plan(4) != plan(5)
@@ -116,3 +122,17 @@ def test_the_judge_counts_what_is_lost_and_what_is_doubled() -> None:
     replaced = logged + Counter({("s.ledger", "DELETE", "|7"): 1, ("s.ledger", "INSERT", "|7"): 1})
     again = weigh(replaced, acknowledged=[7], of_log=replaced)
     assert again.good and again.applied == 1
+
+
+@pytest.mark.parametrize(("code", "counted"), [(1, {"equal": 1, "not judged": 1, "differs": 1}), (4, {})])
+def test_a_live_verification_is_counted_by_its_verdicts(tmp_path: Path, code: int, counted: dict[str, int]) -> None:
+    """One that found a server away has none; one that found a difference fails the run."""
+    told = json.dumps({"equal": False, "tables": [{"verdict": one} for one in ("equal", "not judged", "differs")]})
+    program = f"import sys; print('verify: waits', file=sys.stderr); print({told!r}); sys.exit({code})"
+    live = LiveVerifications(process=Process("verify", [sys.executable, "-c", program], tmp_path))
+    while not live.is_over():
+        time.sleep(0.01)
+    assert dict(live.verdicts) == counted
+    nothing = dict.fromkeys(("acknowledged", "captured", "applied", "changes", "missed", "lost", "doubled"), 0)
+    good = kill_judge.Verdict(**nothing, refused=0, equal=True, by_writes=None)
+    assert good.good and not dataclasses.replace(good, differing_live=1).good

@@ -19,10 +19,11 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from demo_steps import Process, StepFailedError, tranlog
-from kill_load import SqliteLoad
+from kill_load import STOCK, SqliteLoad
 from kill_service import STALL_S, Service, Stray, empty_folder, last_line
+from kill_standby import promoted_standby, slot_in_use
 from tranlog.pipeline.status.gathering import writer_of
-from tranlog.testing.servers import MariaDbServer
+from tranlog.testing.servers import MariaDbServer, PostgresServer
 
 TAKE_OVER_S = 240.0
 """How long a successor may take here, Spark's start included, where many things start at once on few cores."""
@@ -42,7 +43,7 @@ class Harm:
 
 
 def plan(kinds: Sequence[str], services: Sequence[str], rounds: int, seed: int) -> list[list[Harm]]:
-    """Return the harms of each round: one, and in every second round another one right after it. Pure.
+    """Return the harms of each round: one, and in four of five rounds another one right after it. Pure.
 
     Kinds come in shuffled decks, so that each comes as often as any other, give or take one. The services take turns.
     """
@@ -52,7 +53,7 @@ def plan(kinds: Sequence[str], services: Sequence[str], rounds: int, seed: int) 
     planned = []
     for number in range(rounds):
         harms = []
-        for second in range(1 + number % 2):
+        for second in range(2 if number % 5 else 1):
             if not deck:
                 deck = rng.sample(kinds, len(kinds))
             kind = deck.pop()
@@ -132,7 +133,7 @@ def _reset_source(service: Service, rng: random.Random) -> bool:
             raise StepFailedError(f"a reset source was not refused by name: {last_line(refused)}")
         service.capture = service.start("capture", "capture", "--accept-server")
         cursor.execute("UNLOCK TABLES")
-        cursor.execute(f"INSERT INTO {service.load.tables[0][0]}.visits VALUES (7)")
+        cursor.execute(f"INSERT INTO {service.load.tables[0][0]}.ledger VALUES (-%s, 7)", (rng.getrandbits(60),))
     service.wait(lambda: service.committed_seqno() > captured, "capture goes on after a reset")
     return True
 
@@ -167,6 +168,19 @@ def _load(service: Service, rng: random.Random) -> bool:
     return bool(service.loads()) and whom(service, rng)
 
 
+def _verify(service: Service, rng: random.Random) -> bool:
+    """Ask for a live verification, and half of the time end somebody in it; it goes on under what comes next."""
+    service.wait_until_run()
+    if not service.live.is_over():
+        return False
+    service.live.ask(service)
+    service.wait(lambda: service.live.is_under_way(service), "a live verification is under way")
+    if rng.random() < 0.5:
+        return True
+    whom = rng.choice([_capture, _driver, _worker, *([_source_server] if service.server is not None else [])])
+    return whom(service, rng)
+
+
 # --- a target that a channel cannot use ---------------------------------------------------------------------
 
 
@@ -181,7 +195,7 @@ def _locked_table(service: Service, rng: random.Random) -> bool:
 def _no_connection(service: Service, rng: random.Random) -> bool:
     """Take a channel's connection away, and let nobody connect for a while; the others keep theirs."""
     service.wait_until_run()
-    channel = rng.randrange(service.around.channels)
+    channel = rng.randrange(service.channels)
     found = service.around.target.ask(
         "SELECT session FROM tranlog_channel WHERE pipeline = %s AND channel = %s", (service.name, channel)
     )
@@ -249,7 +263,7 @@ def _stopped_worker(service: Service, rng: random.Random) -> bool:
         os.kill(jvm, signal.SIGKILL)
     _end(service.apply)
     # Sometimes with another number of channels: then the stale worker has a channel of a plan that is no more.
-    more = ["--channels", str(service.around.channels - 1)] if rng.random() < 0.3 else []
+    more = ["--channels", str(service.channels - 1)] if rng.random() < 0.3 else []
     _succeed(service, *more)
     time.sleep(rng.uniform(0.0, 1.0))
     if not stopped.send(signal.SIGCONT):
@@ -330,6 +344,39 @@ def _wait_for_end(strays: Sequence[Stray], what: str) -> None:
         time.sleep(0.1)
 
 
+# --- what the source does itself ------------------------------------------------------------------------
+
+
+def _ddl(service: Service, rng: random.Random) -> bool:
+    """Make and drop an index while others write; each statement is one of the log, and serial, if the source tells."""
+    assert service.server is not None
+    schema, table, key = service.load.tables[0]
+    name = f"beside_{rng.randrange(1_000_000)}"
+    service.server.execute(f"CREATE INDEX {name} ON {schema}.{table} ({key}, amount)")
+    time.sleep(rng.uniform(0.0, 0.5))
+    where = f"{schema}.{name}" if isinstance(service.server, PostgresServer) else f"{name} ON {schema}.{table}"
+    service.server.execute(f"DROP INDEX {where}")
+    return True
+
+
+def _gap(service: Service, rng: random.Random) -> bool:
+    """Write what capture cannot carry, then end somebody; a load follows by itself, also under what comes next."""
+    service.wait_until_run()
+    stock = ".".join(rng.choice([(schema, table) for schema, table, _ in service.load.tables if table == "stock"]))
+    change = f"UPDATE {stock} SET pieces = pieces + 7 WHERE id < {STOCK}"
+    if isinstance(service.server, PostgresServer):
+        identity = f"ALTER TABLE {stock} REPLICA IDENTITY"
+        service.server.execute(f"{identity} DEFAULT; {change}; {identity} FULL")
+    else:
+        assert service.server is not None
+        with closing(service.server.connect()) as session, session.cursor() as cursor:
+            cursor.execute("SET binlog_format = STATEMENT")
+            cursor.execute(change)
+    time.sleep(rng.uniform(0.0, 2.0))
+    rng.choice([_capture, _driver, _worker])(service, rng)  # or nobody, where it is gone just now
+    return True
+
+
 # --- files -------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +414,12 @@ KINDS = {
     "worker": Kind(_worker),
     "source_server": Kind(_source_server, ("mariadb", "postgres")),
     "reset_source": Kind(_reset_source, ("mariadb",)),
+    "promoted_standby": Kind(promoted_standby, ("postgres",)),
+    "slot_in_use": Kind(slot_in_use, ("postgres",)),
     "load": Kind(_load),
+    "verify": Kind(_verify),
+    "gap": Kind(_gap, ("mariadb", "postgres")),
+    "ddl": Kind(_ddl, ("mariadb", "postgres")),
     "target_server": Kind(_target_server),
     "locked_table": Kind(_locked_table),
     "no_connection": Kind(_no_connection),

@@ -10,20 +10,61 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from demo_steps import tranlog
 from kill_service import Service
 from kill_target import Counts
 from tranlog import LogReader, Op, RowChange, value_text
 from tranlog.change import TableMap, TableName
-from tranlog.loads import LoadBegin, mark_of
+from tranlog.gaps import gap_of
+from tranlog.loads import LoadBegin, joined, mark_of
 from tranlog.payload import decode
 from tranlog.pipeline.rules import loading
+from tranlog.target.target import DIFFERS, EQUAL
 from tranlog.types import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Of channels that meet by write sets: the shares of all transactions that did not run alone, and that waited.
+
+    `serial`: why others ran alone, and how many.
+    """
+
+    channels: int
+    parallel: float
+    waited: float
+    missed_dependencies: int
+    retries: int
+    serial: Mapping[str, int]
+
+    PARALLEL_LEAST: ClassVar[float] = 0.5
+    WAITED_LEAST: ClassVar[float] = 0.01
+
+    @classmethod
+    def of(cls, service: Service) -> Shares | None:
+        """Return them as they are now; None where a service divides by shards."""
+        if not service.by_writes:
+            return None
+        done, reasons = service.counted()
+        whole = max(1, done.transactions)
+        return cls(
+            channels=service.channels,
+            parallel=round(1 - done.serial / whole, 3),
+            waited=round(done.held / whole, 3),
+            missed_dependencies=done.missed,
+            retries=done.retries,
+            serial=reasons,
+        )
+
+    @property
+    def enough(self) -> bool:
+        """Whether that proves something."""
+        return self.parallel >= self.PARALLEL_LEAST and self.waited >= self.WAITED_LEAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +74,8 @@ class Verdict:
     `missed`: acknowledged and not in the log. `lost`: acknowledged and not at the target, and changes that the log
     has more often than the target counted. `doubled`: changes that the target counted more often than the log has
     them, and transactions that the log has more than once. `refused`: failed at the source for capture's sake. `equal`:
-    source and target, compared value by value.
+    source and target, compared value by value. `gaps`: in the log. `verified_live`: tables that live verifications said
+    to be equal, under the harms; `differing_live`: to differ. `by_writes`: where channels meet by write sets.
     """
 
     acknowledged: int
@@ -45,11 +87,17 @@ class Verdict:
     doubled: int
     refused: int
     equal: bool
+    gaps: int = 0
+    verified_live: int = 0
+    differing_live: int = 0
+    by_writes: Shares | None = None
 
     @property
     def good(self) -> bool:
         """Whether nothing is lost, doubled or refused."""
-        return self.equal and not (self.missed or self.lost or self.doubled or self.refused)
+        well = self.by_writes is None or not self.by_writes.missed_dependencies
+        wrong = (self.missed, self.lost, self.doubled, self.refused, self.differing_live)
+        return self.equal and well and not any(wrong)
 
 
 def judge(service: Service) -> Verdict:
@@ -58,23 +106,29 @@ def judge(service: Service) -> Verdict:
     there: set[int] = set()
     for ledger in service.load.ledgers:
         there.update(number for (number,) in target.ask(f"SELECT id FROM {ledger}"))
+    by_writes = Shares.of(service)
     compared = json.loads(tranlog("--conf", str(service.conf), "verify", "--json", codes=(0, 1)))
-    return weigh(
+    verdict = weigh(
         acknowledged=service.load.acknowledged(),
         ledgers=service.load.ledgers,
-        **counts_of_log(service.log, service.name),
+        **counts_of_log(service.log, service.name, service.references),
         counted=target.counted([f"{schema}.{table}" for schema, table, _ in service.load.tables]),
         there=there,
         refused=service.load.refused(),
         equal=bool(compared["equal"]),
     )
+    told = service.live.verdicts
+    return replace(verdict, by_writes=by_writes, verified_live=told[EQUAL], differing_live=told[DIFFERS])
 
 
-def counts_of_log(directory: Path, pipeline: str) -> dict[str, Counter[Any]]:
-    """Return what the target must have counted, and how often the stream alone has each row's insertion.
+def counts_of_log(
+    directory: Path, pipeline: str, references: Sequence[tuple[TableName, TableName]] = ()
+) -> dict[str, Any]:
+    """Return what the target must have counted, how often the stream alone has each row's insertion, and gaps.
 
-    Shape: `logged` by table, operation and key; `streamed` by table and key.
+    Shape: `logged` by table, operation and key; `streamed` by table and key. `references`: the target's foreign keys.
     """
+    gaps = 0
     logged: Counts = Counter()
     streamed: Counter[tuple[str, str]] = Counter()
     there: dict[TableName, Counter[str]] = {}
@@ -89,7 +143,10 @@ def counts_of_log(directory: Path, pipeline: str) -> dict[str, Counter[Any]]:
         while (transaction := cursor.next()) is not None:
             payloads = [decode(raw) for raw in transaction.payloads()]
             changes = [change for payload in payloads for change in payload.changes]
-            mark = mark_of(payloads[-1].metadata)
+            mark, gap = mark_of(payloads[-1].metadata), gap_of(payloads[-1].metadata)
+            if gap is not None:
+                gaps += 1
+                loads = loading.after_gap(loads, gap, joined(gap.tables, references), transaction.header.seqno)
             if mark is None:
                 for change in changes:
                     if isinstance(change, RowChange) and change.op is Op.INSERT and change.after is not None:
@@ -114,7 +171,7 @@ def counts_of_log(directory: Path, pipeline: str) -> dict[str, Counter[Any]]:
                 if change.after is not None:
                     rows[key_of(change.table, change.after)] += 1
     reader.close()
-    return {"logged": +logged, "streamed": streamed}
+    return {"logged": +logged, "streamed": streamed, "gaps": gaps}
 
 
 def weigh(
@@ -127,6 +184,7 @@ def weigh(
     there: set[int],
     refused: int,
     equal: bool,
+    gaps: int = 0,
 ) -> Verdict:
     """Hold the counts against each other. Pure."""
     captured: Counter[int] = Counter()
@@ -143,4 +201,5 @@ def weigh(
         doubled=(counted - logged).total() + sum(count - 1 for count in captured.values()),
         refused=refused,
         equal=equal,
+        gaps=gaps,
     )

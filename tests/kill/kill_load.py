@@ -111,18 +111,8 @@ class _ServerWriter(threading.Thread):
                 time.sleep(0.2)  # the server is away, or chose us in a deadlock
 
     def _write_one(self, session: Any, cursor: Any) -> None:
-        rng, home = self.rng, self.home
         number, self.next_id = self.next_id, self.next_id + 1  # never again, since a failed COMMIT may have happened
-        cursor.execute(f"INSERT INTO {home}.ledger VALUES (%s, %s)", (number, rng.randrange(1000)))
-        if rng.random() < 0.5:
-            cursor.execute(f"UPDATE {home}.stock SET pieces = pieces + 1 WHERE id = %s", (rng.randrange(STOCK),))
-        if rng.random() < 0.2:
-            cursor.execute(f"INSERT INTO {home}.visits VALUES (%s)", (rng.randrange(3),))
-        if rng.random() < 0.18:
-            cursor.execute(self.load.delete_one.format(f"{home}.visits"))
-        if rng.random() < 0.03:
-            other = rng.choice([schema for schema in self.load.schemas if schema != home])
-            cursor.execute(f"UPDATE {other}.stock SET pieces = pieces - 1 WHERE id = %s", (rng.randrange(STOCK),))
+        self.load.write(cursor, self.rng, self.home, number)
         session.commit()
         self.acknowledged.append(number)
 
@@ -160,10 +150,23 @@ class ServerLoad:
             self.server.execute(f"INSERT INTO {schema}.stock VALUES " + ", ".join(f"({n}, 100)" for n in range(STOCK)))
             self.server.execute(f"INSERT INTO {schema}.visits VALUES (0), (0), (1)")
 
+    def write(self, cursor: Any, rng: random.Random, home: str, number: int) -> None:
+        """Do what one transaction does, before its COMMIT."""
+        cursor.execute(f"INSERT INTO {home}.ledger VALUES (%s, %s)", (number, rng.randrange(1000)))
+        if rng.random() < 0.5:
+            cursor.execute(f"UPDATE {home}.stock SET pieces = pieces + 1 WHERE id = %s", (rng.randrange(STOCK),))
+        if rng.random() < 0.2:
+            cursor.execute(f"INSERT INTO {home}.visits VALUES (%s)", (rng.randrange(3),))
+        if rng.random() < 0.18:
+            cursor.execute(self.delete_one.format(f"{home}.visits"))
+        if rng.random() < 0.03:
+            other = rng.choice([schema for schema in self.schemas if schema != home])
+            cursor.execute(f"UPDATE {other}.stock SET pieces = pieces - 1 WHERE id = %s", (rng.randrange(STOCK),))
+
     def start(self) -> None:
         """Start the threads, behind the ids of those before them."""
         for number, first_id in enumerate(self._next_ids):
-            rng = random.Random(f"{self.seed}/{self.schemas[number]}/{first_id}")
+            rng = random.Random(f"{self.seed}/{self.schemas[number]}/{number}/{first_id}")
             writer = _ServerWriter(self, number, rng, first_id)
             self._writing.append(writer)
             writer.start()

@@ -8,27 +8,35 @@ that says "mend the surroundings and start again" (exit code 4); every other end
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demo_steps import TRANLOG, Process, StepFailedError
+from demo_steps import TRANLOG, Process, StepFailedError, tranlog
 from kill_foreign import MARKETS, ForeignLoad
-from kill_load import STORES, Load, MariaDbLoad, PostgresLoad, SqliteLoad
+from kill_live import LiveVerifications
+from kill_load import STORES, Load, MariaDbLoad, PostgresLoad, ServerLoad, SqliteLoad
+from kill_orders import FOREIGN_KEYS, SCHEMA, OrdersLoad, foreign_keys
 from kill_target import KillTarget
 from tranlog.capture.load_requests import LoadRequest, give_order, read_requests
+from tranlog.change import TableName
 from tranlog.clock import SystemClock
+from tranlog.pipeline.rules.progress import ChannelStats, Counters
 from tranlog.service.commands.status import ServiceStatus, service_status
 from tranlog.service.config.config import load
 from tranlog.source.postgres.position import parse_lsn
 from tranlog.testing.servers import MariaDbServer, PostgresServer
 
+CHANNELS = 4
+"""Of a service that divides by shards."""
 STALL_S = 300.0
 """How long nothing may move while something is waited for; many processes share few cores."""
 
@@ -42,13 +50,13 @@ _SOURCE = {
     "mariadb": """\
 [source]
 kind = "mariadb"
-load = "none"
 host = "127.0.0.1"
 port = {port}
 user = "root"
 start = "earliest"
 [shards]
 rule = "schema"
+{by_writes}
 """,
     "postgres": """\
 [source]
@@ -58,6 +66,7 @@ identity = "set"
 feedback_s = 0.2
 [shards]
 rule = "schema"
+{by_writes}
 """,
     "sqlite": """\
 [source]
@@ -155,7 +164,8 @@ class Surroundings:
     folder: Path
     target: KillTarget
     seed: int
-    channels: int
+    by_writes: Mapping[str, bool]
+    """Which services have their channels meet by write sets."""
     path: Path | None = None
     """A folder in front of PYTHONPATH of every process that is started."""
 
@@ -173,8 +183,11 @@ class Service:
     folder: Path = field(init=False)
     conf: Path = field(init=False)
     load: Load = field(init=False)
+    channels: int = field(init=False)
+    by_writes: bool = field(init=False)
     capture: Process | None = None
     apply: Process | None = None
+    live: LiveVerifications = field(default_factory=LiveVerifications)
     strays: set[Stray] = field(default_factory=set)
     """Processes that were stopped, or whose parent was killed: ended at the end, if they have not by themselves."""
 
@@ -183,16 +196,39 @@ class Service:
         self.folder = around.folder / self.name
         self.scratch.mkdir(parents=True)
         self.conf = self.folder / "tranlog.toml"
+        chance = random.Random(f"{around.seed}/{self.name}")
+        self.by_writes = around.by_writes[self.name]
+        self.channels = chance.randint(2, 6) if self.by_writes else CHANNELS
         port = None if self.server is None else self.server.port
         dsn = self.server.dsn("") if isinstance(self.server, PostgresServer) else ""
-        rest = _REST.format(name=self.name, target=around.target.config(), channels=around.channels)
-        self.conf.write_text(_SOURCE[self.name].format(port=port, dsn=dsn) + rest)
+        rest = _REST.format(name=self.name, target=around.target.config(), channels=self.channels)
+        tables = OrdersLoad.tables if self.by_writes else ()
+        triggers = [name for schema, table, _ in tables for name in around.target.trigger_names(schema, table)]
+        told = f'by = "writes"\nindependent_triggers = {sorted(set(triggers))}' if self.by_writes else ""
+        self.conf.write_text(_SOURCE[self.name].format(port=port, dsn=dsn, by_writes=told) + rest)
         if self.server is None:
             written_by = ForeignLoad if self.name == "foreign" else SqliteLoad
             self.load = written_by(self.folder, around.seed, self.start_program)
         else:
-            kind = PostgresLoad if isinstance(self.server, PostgresServer) else MariaDbLoad
-            self.load = kind(self.server, around.seed)
+            kind: type[ServerLoad] = PostgresLoad if isinstance(self.server, PostgresServer) else MariaDbLoad
+            self.load = (OrdersLoad if self.by_writes else kind)(self.server, around.seed)
+
+    def move_to(self, server: PostgresServer) -> None:
+        """Have another server in the place of the source's."""
+        assert isinstance(self.server, PostgresServer) and isinstance(self.load, ServerLoad)
+        self.conf.write_text(self.conf.read_text().replace(self.server.dsn(""), server.dsn("")))
+        self.server = self.load.server = server
+
+    def make_target_tables(self) -> None:
+        """Make the source's tables at the target; foreign keys too, where channels meet by write sets."""
+        tranlog("--conf", str(self.conf), "tables", "create", "--from", "source")
+        for statement in foreign_keys() if self.by_writes else ():
+            self.around.target.run(statement)
+
+    @property
+    def references(self) -> list[tuple[TableName, TableName]]:
+        """The foreign keys at the target."""
+        return [((SCHEMA, table), (SCHEMA, to)) for table, _, to in FOREIGN_KEYS] if self.by_writes else []
 
     @property
     def scratch(self) -> Path:
@@ -255,6 +291,9 @@ class Service:
     def abandon(self) -> None:
         """End everything."""
         self.load.abandon()
+        self.live.abandon()
+        if self.server is not None:
+            self.server.kill()
         for process in (self.capture, self.apply):
             if process is not None:
                 below = [stray for pid in descendants(process.child.pid) if (stray := Stray.of(pid)) is not None]
@@ -280,6 +319,11 @@ class Service:
             return self._captured_marker(source.captured_event_id)
         return source.now_at != "" and source.captured_event_id.split(";")[0] == source.now_at
 
+    def captured_lsn(self) -> int:
+        """Return where the log of a PostgreSQL ends, 0 where it has nothing."""
+        source = self.status().source_state
+        return 0 if source is None else _lsn_of(source.captured_event_id)
+
     def _captured_marker(self, event_id: str) -> bool:
         """Whether a PostgreSQL's message is captured that is written when this is first asked; its WAL ends nowhere."""
         assert self.server is not None
@@ -287,8 +331,7 @@ class Service:
             ((lsn,),) = self.server.execute("SELECT pg_logical_emit_message(true, 'settled', '')::text")
             self.marker = parse_lsn(lsn)
             return False
-        captured = parse_lsn(event_id.split(";")[0]) if event_id else 0
-        if captured < self.marker:
+        if _lsn_of(event_id) < self.marker:
             return False
         self.marker = None
         return True
@@ -315,6 +358,15 @@ class Service:
         """Return up to where everything is at the target."""
         rows = self._ask("SELECT min(applied_seqno) FROM tranlog_channel WHERE pipeline = %s")
         return -1 if not rows or rows[0][0] is None else int(rows[0][0])
+
+    def counted(self) -> tuple[Counters, dict[str, int]]:
+        """Return what all channels have counted by now, and why transactions ran alone."""
+        done, reasons = Counters(), Counter[str]()
+        for (stats,) in self._ask("SELECT stats FROM tranlog_channel WHERE pipeline = %s"):
+            told = ChannelStats.parse(stats)
+            done = done + Counters.parse(stats) + Counters.of(told.earlier)
+            reasons.update(told.reasons)
+        return done, dict(reasons)
 
     def committed_seqno(self) -> int:
         """Return up to where the log is committed."""
@@ -361,10 +413,12 @@ class Service:
             time.sleep(0.3)
 
     def settle(self) -> None:
-        """Wait until all that the source has committed is at the target, and no load is under way.
+        """Wait until all that the source has committed is at the target, and no load or verification is under way.
 
         The writers must have stopped.
         """
+        self.wait(self.live.is_over, "its live verification ends")
+        self.wait(self.captured_all, "capture has every gap")
         for request in self.loads():
             give_order(str(self.log), request.load, paused=False, rows_per_second=0)
         self.wait(lambda: not self.loads(), "its loads are at their end")
@@ -388,6 +442,10 @@ def empty_folder(folder: Path) -> int:
         else:
             entry.unlink(missing_ok=True)
     return len(entries)
+
+
+def _lsn_of(event_id: str) -> int:
+    return parse_lsn(event_id.split(";")[0]) if event_id else 0
 
 
 def _name_of(pid: int) -> str:

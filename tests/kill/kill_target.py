@@ -32,8 +32,14 @@ class KillTarget(Protocol):
     def put_triggers(self, tables: Tables) -> None:
         """Let the target count each change."""
 
+    def trigger_names(self, schema: str, table: str) -> Sequence[str]:
+        """Return the names of a table's triggers."""
+
     def counted(self, relations: Sequence[str]) -> Counts:
         """Return what the triggers counted."""
+
+    def run(self, sql: str) -> None:
+        """Run a statement that makes something."""
 
     def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement where tranlog's own tables are."""
@@ -65,6 +71,14 @@ class PostgresKillTarget:
                     f"FOR EACH ROW EXECUTE FUNCTION tranlog_count('{key}')"
                 )
             session.commit()
+
+    def trigger_names(self, schema: str, table: str) -> Sequence[str]:
+        """Return the names of a table's triggers."""
+        return ("tranlog_audit",)
+
+    def run(self, sql: str) -> None:
+        """Run a statement that makes something."""
+        self.server.execute(sql, database="postgres")
 
     def counted(self, relations: Sequence[str]) -> Counts:
         """Return what the triggers counted."""
@@ -126,6 +140,14 @@ class MariadbKillTarget:
                     f"CREATE TRIGGER {schema}.{table}_{op} AFTER {op} ON {schema}.{table} FOR EACH ROW INSERT INTO "
                     f"{OWN}.tranlog_audit VALUES ('{schema}.{table}', '{op}', CONCAT('|', {row}.{key}))"
                 )
+
+    def trigger_names(self, schema: str, table: str) -> Sequence[str]:
+        """Return the names of a table's triggers."""
+        return [f"{table}_{op}" for op in ("INSERT", "UPDATE", "DELETE")]
+
+    def run(self, sql: str) -> None:
+        """Run a statement that makes something."""
+        self.server.execute(sql)
 
     def counted(self, relations: Sequence[str]) -> Counts:
         """Return what the triggers counted."""

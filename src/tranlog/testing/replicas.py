@@ -19,14 +19,14 @@ from typing import Any, Final, Self
 import pymysql
 
 from tranlog.change import Change, Fragment, Options
-from tranlog.ids import NO_SEQNO, Epoch, Seqno
+from tranlog.ids import NO_SEQNO
 from tranlog.payload import decode
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text, parse_gtids
-from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Advance, ApplyUnit, ChannelRow, Target
+from tranlog.target.options import TargetOptions
+from tranlog.testing.direct_target import DirectTarget
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
 
 WAIT_S: Final = 60.0
@@ -37,7 +37,6 @@ _ENGINE: Final = re.compile(
     r"| USING HASH"  # of a unique key; InnoDB takes it and shows it not
 )
 _SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", OWN_DATABASE)
-_PIPELINE: Final = "replicas"
 _QUICK: Final[Mapping[str, OptionValue]] = {
     "innodb_flush_log_at_trx_commit": 0,
     "innodb_flush_method": "nosync",
@@ -80,8 +79,7 @@ class Replicas:
         self._target_options = dict(target_options or {})
         self._stack = contextlib.ExitStack()
         self._follower: MariadbSource | None = None
-        self._applier: Target | None = None
-        self._token = 0
+        self._applier: DirectTarget | None = None
         self._applied = NO_SEQNO
         self._position: str | None = None
         """The event id of what was applied last."""
@@ -133,19 +131,7 @@ class Replicas:
         """
         self.close()
         self._chain = Chain(filters)
-        self._applier = open_target(self._options({**self._target_options, **target_options}))
-        self._applier.positions.ensure_tables()
-        row = self._applier.positions.read_pipeline(_PIPELINE)
-        token = self._applier.positions.take(
-            pipeline=_PIPELINE,
-            expected_token=row.token if row is not None else 0,
-            holder="",
-            channels=1,
-            shard_rule="all",
-            rows=[ChannelRow(channel=0, applied_seqno=self._applied, epoch=Epoch(1))],
-            keep_assignment=False,
-        )
-        self._token = self._applier.positions.claim(pipeline=_PIPELINE, channel=0, driver_token=token).token
+        self._applier = DirectTarget(self._options({**self._target_options, **target_options}), applied=self._applied)
         self._follower = MariadbSource(
             MariadbSourceOptions(
                 **{
@@ -154,6 +140,7 @@ class Replicas:
                     "user": self.source.user,
                     "source_id": "source",
                     "cascades": "allow",
+                    "on_gap": "stop",
                     **self._source_options,
                     **(source or {}),
                 }
@@ -169,6 +156,8 @@ class Replicas:
         for end in (self._follower, self._applier):
             if end is not None:
                 end.close()
+        if self._applier is not None:
+            self._applied = self._applier.applied
         self._follower = self._applier = None
 
     # --- running ---
@@ -259,30 +248,7 @@ class Replicas:
 
     def _write(self, changes: Sequence[Change], event_id: str, tstamp: int, metadata: Options) -> None:
         assert self._applier is not None
-        seqno = Seqno(self._applied + 1)
-        unit = ApplyUnit(
-            seqno=seqno,
-            epoch=Epoch(1),
-            source_id="source",
-            event_id=event_id,
-            tstamp=tstamp,
-            metadata=metadata,
-            changes=lambda: iter(changes),
-        )
-        advance = Advance(
-            pipeline=_PIPELINE,
-            channel=0,
-            token=self._token,
-            old_seqno=self._applied,
-            new_seqno=seqno,
-            epoch=Epoch(1),
-            source_id="source",
-            event_id=event_id,
-            tstamp=tstamp,
-            stats="{}",
-        )
-        self._applier.apply([unit], advance)
-        self._applied = seqno
+        self._applier.write(changes, event_id, tstamp, metadata)
 
     # --- comparing ---
 

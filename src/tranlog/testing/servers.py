@@ -548,6 +548,40 @@ class PostgresServer(_Process, PostgresAddress):
             ]
         )
 
+    def standby(
+        self, *, directory: Path | None = None, options: Mapping[str, OptionValue] | None = None
+    ) -> PostgresServer:
+        """Return a physical standby of this server, which runs; it is not started. `options` as for a new server.
+
+        Raises: ServerFailedError when pg_basebackup ends otherwise than well.
+        """
+        made = PostgresServer(directory=directory, options=options)
+        try:
+            made._run(
+                [
+                    *(made._programs / "pg_basebackup", f"--host={self.host}", f"--port={self.port}"),
+                    *(f"--username={self.user}", f"--pgdata={made.data_directory}", "--write-recovery-conf"),
+                    *("--wal-method=stream", "--checkpoint=fast"),
+                ]
+            )
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def put_slot(self, slot: str, state: bytes) -> None:
+        """Have a slot at the next start, as tools do that keep slots over a failover. `state` is `slot_state`'s."""
+        folder = self.data_directory / "pg_replslot" / slot
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / "state").write_bytes(state)
+        owner = self.data_directory.stat()
+        for path in (folder, folder / "state"):
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+    def slot_state(self, slot: str) -> bytes:
+        """Return a slot as the last checkpoint left it."""
+        return (self.data_directory / "pg_replslot" / slot / "state").read_bytes()
+
     def _server_command(self) -> list[str | Path]:
         settings: dict[str, OptionValue] = {
             "listen_addresses": LOOPBACK,
