@@ -197,7 +197,8 @@ def test_whole_logs(fuzz: Fuzz) -> None:
         segments = {**cases[raw[0]], raw[1]: raw[2:]}
         whole = read_places(on_disk(cases[raw[0]]))
         before = shown(on_disk(segments))
-        assert before == whole[: len(before)]
+        rest = iter(whole)  # cut out whole, a record leaves a gap, which the ancestor's reader takes too
+        assert all(place in rest for place in before)
         disk = on_disk(segments)
         try:
             with open_log(disk) as log:
