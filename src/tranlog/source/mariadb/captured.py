@@ -158,6 +158,8 @@ class CapturedTables:
         @cache
         def part(present: int) -> TableLayout | None:
             kept = [at for at in carried if present >> at & 1]
+            if not kept:
+                return None  # images of no columns have no length: nobody knows how many there are
             # Of a table that is gone nobody knows which columns were generated; its key is none of them.
             if len(kept) < len(carried) and (known is not None or not set(binlog_table.primary_key) <= set(kept)):
                 return None
