@@ -6,6 +6,7 @@ docs/control.md, "Where it listens", "Who may" and "Operations"; RFC 9110 for th
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import stat
@@ -188,6 +189,22 @@ def test_an_answer_under_way_comes_before_the_end(tmp_path: Path) -> None:
     opened.close()
     waiting.join(30)
     assert told == [{"asked": {"applied": 1}}]
+
+
+def test_who_comes_while_the_server_ends_is_let_go(tmp_path: Path) -> None:
+    """Whether it is waiting to be taken or just was: its connection ends, and nothing of it is left open here."""
+    for number in range(100):
+        opened = Server([Echo()], [open_socket([str(tmp_path / "s")], pipeline="p")])
+        address = opened.doors[0].address
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(connect(address)) for _ in range(1 + number % 3)]
+            if number % 2:
+                peers[0].sendall(b"GET /status HTTP/1.1\r\n")
+            opened.close()
+            for peer in peers:
+                with contextlib.suppress(ConnectionResetError):
+                    assert peer.recv(1) == b""
+    gc.collect()  # what was left open would be a warning, which fails
 
 
 def test_a_client_of_another_version_is_told_both(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -456,11 +456,13 @@ class Server:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(lambda loop, told: logger.debug("a peer: %s", told.get("message")))
-        accepting = [asyncio.ensure_future(self._accept(door)) for door in self.doors]
+        for door in self.doors:
+            door.listener.setblocking(False)
+            self._listen(door, set())
         self._began.set()
         await self._stop.wait()
-        for one in accepting:
-            one.cancel()
+        for door in self.doors:
+            self._loop.remove_reader(door.listener)
         for peer in tuple(self._state.connections):
             peer.shutdown()
         if self._state.tasks:
@@ -469,22 +471,28 @@ class Server:
             peer.transport.abort()
         await asyncio.sleep(0)
 
-    async def _accept(self, door: Door) -> None:
-        door.listener.setblocking(False)
-        peers: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                peer, _ = await self._loop.sock_accept(door.listener)
-            except OSError:
-                logger.warning("the server could not accept at=%s", door.address, exc_info=True)
-                await asyncio.sleep(_PROGRESS_S)
-                continue
-            if len(peers) >= CONNECTIONS_MAX:
-                peer.close()
-                continue
-            task = self._loop.create_task(self._meet(peer, door))
-            peers.add(task)
-            task.add_done_callback(peers.discard)
+    def _listen(self, door: Door, peers: set[asyncio.Task[None]]) -> None:
+        if not self._stop.is_set():
+            self._loop.add_reader(door.listener, self._accept, door, peers)
+
+    def _accept(self, door: Door, peers: set[asyncio.Task[None]]) -> None:
+        """Take a connection: here, since what an awaited accept has taken is lost where it is cancelled."""
+        try:
+            peer, _ = door.listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            logger.warning("the server could not accept at=%s", door.address, exc_info=True)
+            self._loop.remove_reader(door.listener)
+            self._loop.call_later(_PROGRESS_S, self._listen, door, peers)
+            return
+        if len(peers) >= CONNECTIONS_MAX:
+            peer.close()
+            return
+        task = self._loop.create_task(self._meet(peer, door))
+        peers.add(task)
+        task.add_done_callback(peers.discard)
+        task.add_done_callback(lambda _: peer.close())
 
     async def _meet(self, peer: socket.socket, door: Door) -> None:
         """Hold a connection from its handshake to its end."""
@@ -495,7 +503,10 @@ class Server:
                 ssl=door.tls,
                 ssl_handshake_timeout=None if door.tls is None else IDLE_S,
             )
-            await protocol.gone.wait()
         except OSError as exc:
             logger.debug("a peer did not come in at=%s why=%s", door.address, exc)
-            peer.close()
+            return
+        try:
+            await protocol.gone.wait()
+        finally:
+            protocol.transport.abort()  # the server may end before it knows of this one
