@@ -54,10 +54,10 @@ FIRST = """\
 """
 
 
-def rolled_back(folder: Path, *more: tuple[str, list[Change]]) -> tuple[RowChange, list[RowChange]]:
+def rolled_back(folder: Path, *more: tuple[str, list[Change]], back: int = 0) -> tuple[RowChange, list[RowChange]]:
     """Make the log of the document's example: an update, and a transaction of three inserts, which are rolled back.
 
-    `more` comes before these, and goes, too.
+    `more` comes before these, and goes, too. So many of all these come `back`, as another node sends them.
     """
     log = NodeLog.follow(
         str(folder),
@@ -72,7 +72,11 @@ def rolled_back(folder: Path, *more: tuple[str, list[Change]]) -> tuple[RowChang
     for event, changes in going:
         log.log.transact(pack(changes, source_id="a", event_id=event, tstamp=0))
     log.carry_out(EndReign())
+    records = list(log.log.cursor().raw())
     log.carry_out(RollBack(Gtid(Epoch(1), Seqno(0)), log.last, ROLLBACK_STEPS))
+    if back:
+        log.log.append_raw(b"".join(raw for seqno, raw in records if 0 < seqno <= back))
+        log.log.commit()
     log.close()
     return update, inserts
 
@@ -112,6 +116,26 @@ def test_data_is_shown_exported_and_discarded(tmp_path: Path, capsys: pytest.Cap
     assert told(capsys, tmp_path, "discard", "0", "-y")[:2] == (0, "discarded the data of 1 rollback(s)\n")
     assert told(capsys, tmp_path, "list") == (0, "", "")
     assert json.loads(told(capsys, tmp_path, "discard", "--all", "--json")[1]) == {"discarded": []}
+
+
+def test_what_came_back_is_said_and_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another node had the first one, too, which so came again under its GTID."""
+    rolled_back(tmp_path, back=1)
+    (one,) = json.loads(told(capsys, tmp_path, "list", "--json")[1])["rollbacks"]
+    assert (one["transactions"], one["back"]) == (2, 1)
+    for words in ((), ("--sql", "sqlite")):
+        code, out, err = told(capsys, tmp_path, "export", "0", *words)
+        assert (code, err) == (0, "GTID(1, 1) is in the log again, and left out\n")
+        assert "GTID(1, 2)" in out and "GTID(1, 1)" not in out
+
+
+def test_the_data_of_a_log_that_cannot_be_read_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rolled_back(tmp_path)
+    for segment in tmp_path.glob("thl.data.*"):
+        segment.write_bytes(b"rubbish" * 100)
+    code, out, err = told(capsys, tmp_path, "export", "0")
+    assert code == 0 and len(out.splitlines()) == 2 and "the log cannot be read" in err
+    assert told(capsys, tmp_path, "list")[0] == 0
 
 
 def test_what_has_no_form_in_sql_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,8 +146,9 @@ def test_what_was_saved_can_be_committed_again() -> None:
     found = list(read_transactions(PATH, 0, disk))
     assert [(one.gtid, one.event_id) for one in found] == [("GTID(1, 1)", "ab"), ("GTID(1, 2)", "cd")]
     assert [tuple(change for part in one.payloads for change in decode(part).changes) for one in found] == before
-    summary = read_rollback(PATH, 0, disk)
+    summary = read_rollback(PATH, 0, lambda one: one == gtid(1, 1), disk)
     assert (summary.transactions, summary.operations, summary.time, summary.last) == (3, 5, 77, gtid(1, 2))
+    assert summary.back == 1
     discard(PATH, 0, disk)
     assert saved_rollbacks(PATH, disk) == []
     reign(log, 2, "e")

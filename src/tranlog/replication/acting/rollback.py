@@ -10,7 +10,7 @@ Source: tokumx-replication, "Rollback"; docs/format.md, "rollback/".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import groupby
 from typing import Final
@@ -116,7 +116,11 @@ def _heads(folder: str, disk: Disk) -> Iterator[SavedHead]:
 
 
 class SavedRollback(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollback: what it abandoned came after `matchpoint`, up to `last`. `time`: when, ms since 1970."""
+    """One rollback: what it abandoned came after `matchpoint`, up to `last`. `time`: when, ms since 1970.
+
+    `back`: how many of the transactions are in the log again. Another node had those, too, and became primary before
+    anything later was committed.
+    """
 
     rid: int
     matchpoint: Gtid
@@ -124,6 +128,7 @@ class SavedRollback(msgspec.Struct, frozen=True, kw_only=True):
     time: int
     transactions: int
     operations: int
+    back: int
 
 
 class SavedTransaction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -141,11 +146,12 @@ def saved_rollbacks(path: str, disk: Disk = OS_DISK) -> list[int]:
     return sorted([int(name) for name in disk.list_dir(folder) if name.isdecimal()] if disk.exists(folder) else [])
 
 
-def read_rollback(path: str, rid: int, disk: Disk = OS_DISK) -> SavedRollback:
-    """Return what one rollback is, in short. Raises as `read_operations`."""
+def read_rollback(path: str, rid: int, is_back: Callable[[Gtid], bool], disk: Disk = OS_DISK) -> SavedRollback:
+    """Return what one rollback is, in short; `is_back`: whether the log holds a transaction. Raises as
+    `read_operations`, and what `is_back` raises."""
     folder = join(path, ROLLBACK_DIR)
     (head,) = [one for one in _heads(folder, disk) if one.rid == rid]
-    time, operations, gtids = 0, 0, set()
+    time, operations, gtids = 0, 0, set[Gtid]()
     for one in read_operations(path, rid, disk):
         time, operations = one.time, operations + 1
         gtids.add(one.gtid)
@@ -156,6 +162,7 @@ def read_rollback(path: str, rid: int, disk: Disk = OS_DISK) -> SavedRollback:
         time=time,
         transactions=len(gtids),
         operations=operations,
+        back=sum(map(is_back, gtids)),
     )
 
 

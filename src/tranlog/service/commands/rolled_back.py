@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, LogError
+from tranlog.ids import Gtid
 from tranlog.listing import time_text
+from tranlog.log.reading.reader import LogReader
 from tranlog.payload import decode
 from tranlog.replication.acting.rollback import (
     SavedTransaction,
@@ -54,14 +57,36 @@ def list_command(ctx: typer.Context, directory: Directory = None, as_json: AsJso
       tranlog --conf a.toml rollback list
     """
     path = log_of(ctx, directory)
-    found = [read_rollback(path, rid) for rid in saved_rollbacks(path)]
+    with _back_in(path) as is_back:
+        found = [read_rollback(path, rid, is_back) for rid in saved_rollbacks(path)]
     if as_json:
         print_json({"rollbacks": [_named(msgspec.structs.asdict(one)) for one in found]})
         return
-    rows = [(one.rid, time_text(one.time), one.matchpoint, one.last, one.transactions, one.operations) for one in found]
-    heads = (">rollback", "time", "back to", "from", ">transactions", ">operations")
+    rows = [
+        (one.rid, time_text(one.time), one.matchpoint, one.last, one.transactions, one.operations, one.back)
+        for one in found
+    ]
+    heads = (">rollback", "time", "back to", "from", ">transactions", ">operations", ">in the log again")
     for line in table_lines(heads, rows) if rows else ():
         print(line)
+
+
+@contextmanager
+def _back_in(path: str) -> Iterator[Callable[[Gtid], bool]]:
+    """Yield what says whether the log at `path` holds a transaction; nothing does where that cannot be read."""
+    with ExitStack() as opened:
+        try:
+            log = opened.enter_context(LogReader.open(path))
+        except LogError as exc:
+            print(f"the log cannot be read, so none of them is taken to be in it again: {exc}", file=sys.stderr)
+            yield lambda _: False
+            return
+
+        def is_back(gtid: Gtid) -> bool:
+            header = log.header(gtid.seqno)
+            return header is not None and header.gtid == gtid
+
+        yield is_back
 
 
 def _named(fields: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +143,8 @@ def export(
     Each has its GTID, its event id, `ops` for people, and `payloads`: of each operation the payload in base64.
     docs/replication.md has a program that commits them.
 
+    One that is in the log again is left out, and said: another node had it, too.
+
     With --sql it is a script for the database's own program. Of a transaction that has no such form the script has a
     comment, which says why, and the exit code is 1.
 
@@ -126,12 +153,22 @@ def export(
       tranlog --conf a.toml rollback export 0 > again.jsonl
       tranlog --conf a.toml rollback export 0 --sql postgres > again.sql
     """
-    found = read_transactions(_known(ctx, directory, number), number)
-    if sql is not None:
-        return _print_script(found, sql)
-    for one in found:
-        print_json(one)
+    path = _known(ctx, directory, number)
+    with _back_in(path) as is_back:
+        found = _still_gone(read_transactions(path, number), is_back)
+        if sql is not None:
+            return _print_script(found, sql)
+        for one in found:
+            print_json(one)
     return ExitCode.DONE
+
+
+def _still_gone(found: Iterable[SavedTransaction], is_back: Callable[[Gtid], bool]) -> Iterator[SavedTransaction]:
+    for one in found:
+        if is_back(Gtid.parse(one.gtid)):
+            print(f"{one.gtid} is in the log again, and left out", file=sys.stderr)
+        else:
+            yield one
 
 
 def _print_script(found: Iterable[SavedTransaction], kind: SqlKind) -> int:
