@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from tranlog.clock import Clock
 from tranlog.codecs.opening import open_readable
 from tranlog.disk import OsDisk
-from tranlog.errors import TranlogError
+from tranlog.errors import TargetUnavailableError, TranlogError, TransientTargetError
 from tranlog.log.files.directory import LOCK_NAME, read_holder
 from tranlog.log.files.positions import read_holds
 from tranlog.log.options import LogOptions
@@ -33,12 +34,74 @@ from tranlog.pipeline.rules.loading import read_stored, waiting
 from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.status import LogState, PipelineState, Status, channel_states, class_name
 from tranlog.table_notes import held_here, notes_of
-from tranlog.target.options import is_there, open_target
+from tranlog.target.options import TargetOptions, is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
 _VERSION: Final = importlib.metadata.version("tranlog")
 _LOG_CLASS: Final = "tranlog.log.writing.log.Log"
 _Seen: TypeAlias = tuple[PipelineState, Sequence[ChannelRow], Sequence[ChannelRow], float]
+_FoundT = TypeVar("_FoundT")
+_KEPT_S: Final = 10.0
+"""A connection that was read through is kept so long for the next reading."""
+
+
+class KeptTarget:
+    """A target that is looked at again and again, through one connection; a server pays dearly for each new one.
+
+    Who comes while another one reads opens a connection of its own. Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._target: Target | None = None
+        self._timer: threading.Timer | None = None
+
+    def read(self, options: TargetOptions, work: Callable[[Target], _FoundT]) -> _FoundT:
+        """Return what `work` finds; once more by a new connection where the kept one was lost meanwhile.
+
+        Raises as `open_target`, and what `work` raises.
+        """
+        kept = self._take()
+        for target in (kept, None):
+            if target is None:
+                target = open_target(options)
+            try:
+                found = work(target)
+            except (TransientTargetError, TargetUnavailableError):
+                target.close()
+                if target is not kept:
+                    raise
+            except BaseException:
+                target.close()
+                raise
+            else:
+                self._keep(target)
+                return found
+        raise AssertionError
+
+    def _take(self) -> Target | None:
+        with self._lock:
+            target, self._target = self._target, None
+            return target
+
+    def _keep(self, target: Target) -> None:
+        with self._lock:
+            before, self._target = self._target, target
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(_KEPT_S, self.close)
+            self._timer.daemon = True
+            self._timer.start()
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Close the connection that is kept; the next reading opens another."""
+        target = self._take()
+        if target is not None:
+            target.close()
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def gather(
@@ -54,12 +117,14 @@ def gather(
     source: str = "",
     source_event_id: str = "",
     whole: bool = False,
+    kept: KeptTarget | None = None,
 ) -> Status:
     """Read where a log and its pipeline stand; what cannot be read is in the problems, by part: `target`, `log`.
 
     The target's rows are read twice where they are to be watched, which tells rates; and, where no `process` tells,
     whether a driver moves its row, for which `watch_s` must be above a second. `options` None: of the log alone. `host`
-    and the other texts are what the process knows; `whole` reads what only the whole of a status shows.
+    and the other texts are what the process knows; `whole` reads what only the whole of a status shows. `kept`: through
+    which the target is read; None: through a connection for this reading.
     """
     problems: dict[str, TranlogError] = {}
     rows: Sequence[ChannelRow] = ()
@@ -69,7 +134,7 @@ def gather(
         if options is not None:
             try:
                 running = None if process is None else not process.state.resting
-                pipeline, rows, before, watched_s = _read_target(options, clock, watch_s, running)
+                pipeline, rows, before, watched_s = _read_target(options, clock, watch_s, running, kept)
             except TranlogError as exc:
                 problems["target"] = exc
         try:
@@ -115,42 +180,55 @@ def gather(
     )
 
 
-def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: bool | None) -> _Seen:
+def _read_target(
+    options: ApplyOptions, clock: Clock, watch_s: float, running: bool | None, kept: KeptTarget | None
+) -> _Seen:
     """Return the pipeline without its channels, their rows, those that were read before, and how long before."""
-    name, state = options.pipeline, PipelineState(options=options, running=bool(running))
+    state = PipelineState(options=options, running=bool(running))
     if not is_there(options.target):
         return state, (), (), 0.0
+
+    def read(target: Target) -> _Seen:
+        return _read_rows(target, state, clock, watch_s, running)
+
+    if kept is not None and not options.target.in_file:  # a file may be another one the next time
+        return kept.read(options.target, read)
     target = open_target(options.target)
     try:
-        row, rows, began = target.positions.read_pipeline(name), target.positions.read_channels(name), clock.monotonic()
-        before: Sequence[ChannelRow] = ()
-        watched_s = 0.0
-        if running is None and (row is None or row.holder == NOBODY):
-            running = False
-        if row is not None and watch_s > 0 and running is not False:
-            clock.sleep(watch_s)
-            again = target.positions.read_pipeline(name)
-            before, rows = rows, target.positions.read_channels(name)
-            watched_s = max(clock.monotonic() - began, 1e-6)
-            if running is None:
-                running = again is not None and again.moved_since(row)
-            row = again or row
-        loads = target.positions.read_loads(name)
-        waits = [f"{table} {what}" for table, what in waiting(read_stored(loads)).items()]
-        state = replace(
-            state,
-            row=row,
-            running=running,
-            target=target.where,
-            target_class=class_name(target),
-            assignment=target.positions.read_assignment(name),
-            writes=_newest_plan(target, row),
-            notes=(*held_here(notes_of(loads)), *waits),
-            verdicts=tuple(target.positions.read_verdicts(name)),
-        )
-        return state, rows, before, watched_s
+        return read(target)
     finally:
         target.close()
+
+
+def _read_rows(target: Target, state: PipelineState, clock: Clock, watch_s: float, running: bool | None) -> _Seen:
+    name = state.options.pipeline
+    row, rows, began = target.positions.read_pipeline(name), target.positions.read_channels(name), clock.monotonic()
+    before: Sequence[ChannelRow] = ()
+    watched_s = 0.0
+    if running is None and (row is None or row.holder == NOBODY):
+        running = False
+    if row is not None and watch_s > 0 and running is not False:
+        clock.sleep(watch_s)
+        again = target.positions.read_pipeline(name)
+        before, rows = rows, target.positions.read_channels(name)
+        watched_s = max(clock.monotonic() - began, 1e-6)
+        if running is None:
+            running = again is not None and again.moved_since(row)
+        row = again or row
+    loads = target.positions.read_loads(name)
+    waits = [f"{table} {what}" for table, what in waiting(read_stored(loads)).items()]
+    state = replace(
+        state,
+        row=row,
+        running=running,
+        target=target.where,
+        target_class=class_name(target),
+        assignment=target.positions.read_assignment(name),
+        writes=_newest_plan(target, row),
+        notes=(*held_here(notes_of(loads)), *waits),
+        verdicts=tuple(target.positions.read_verdicts(name)),
+    )
+    return state, rows, before, watched_s
 
 
 def _newest_plan(target: Target, row: PipelineRow | None) -> WritesPlan | None:

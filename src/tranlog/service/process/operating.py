@@ -1,8 +1,8 @@
 """What a process answers: `tranlog apply` of its pipeline, `tranlog capture` of its log, `tranlog run` of both.
 
 Owns the two parts, and opening the one server that serves them. The hard idea: nothing is opened before the security
-rule has been checked, and nothing that answers takes part in the work: a request that hangs costs its own thread and a
-connection of its own to the target.
+rule has been checked, and nothing that answers takes part in the work: a request that hangs costs its own thread and
+its own connection to the target.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status import view as views
-from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.gathering import KeptTarget, gather
 from tranlog.pipeline.status.status import Status
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.queues.store import MessageStore
@@ -148,6 +148,11 @@ class Operator:
         self._tickets = itertools.count(1)
         self._one_at_a_time = threading.Lock()
         self._watched: tuple[int, Status] | None = None
+        self._target = KeptTarget()
+
+    def close(self) -> None:
+        """Let go of the target."""
+        self._target.close()
 
     @api.get("/state")
     def state(self) -> OperationState:
@@ -275,6 +280,7 @@ class Operator:
             service=self._options.service,
             source=self._options.source,
             source_event_id=source_event_id,
+            kept=self._target,
         )
 
     def _repositioning(self, seqno: int) -> Callable[[], None]:
@@ -483,7 +489,7 @@ def operated(
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")
     parts: list[api.ServedPart] = [operator] if capturing is None else [operator, capturing]
     sockets = [(apply.pipeline, apply.take_over)] + ([] if capturing is None else [(CAPTURE_NAME, True)])
-    with _served(parts, sockets, apply.log_dir, options, runtime_dir):
+    with contextlib.closing(operator), _served(parts, sockets, apply.log_dir, options, runtime_dir):
         yield operator
 
 
