@@ -27,6 +27,7 @@ from tranlog.queues.rules.records import (
     encode_checkpoint,
     encode_header,
     encode_position,
+    end_before_zeros,
     find_proofs,
     parse,
     parse_header,
@@ -99,9 +100,16 @@ def test_proofs_are_found_behind_anything() -> None:
     raw = bytearray(b"\xa5" * 600)
     raw[250 : 250 + len(proof)] = proof
     raw[400 : 400 + len(proof)] = proof
-    assert list(find_proofs(memoryview(raw), 0, NUMBER)) == [(lsn(NUMBER, 250), lsn(NUMBER, 200))]
-    assert list(find_proofs(memoryview(raw), 251, NUMBER)) == []
-    assert list(find_proofs(memoryview(raw), 0, NUMBER + 1)) == []
+    assert list(find_proofs(bytes(raw), 0, NUMBER)) == [(lsn(NUMBER, 250), lsn(NUMBER, 200))]
+    assert list(find_proofs(bytes(raw), 251, NUMBER)) == []
+    assert list(find_proofs(bytes(raw), 0, NUMBER + 1)) == []
+
+
+def test_an_end_before_zeros_is_where_it_is() -> None:
+    """Also at and beside the ends of the pieces in which zeros are passed over, and where there is nothing else."""
+    for size in (0, 1, 65_535, 65_536, 65_537, 200_000):
+        for behind in (0, 1, 65_535, 65_536, 65_537, 131_072):
+            assert end_before_zeros(b"\0" * (size // 2) + b"x" * (size - size // 2) + bytes(behind)) == size
 
 
 @given(
@@ -126,5 +134,5 @@ def test_positions_are_read_back(positions: dict[bytes, NamedPosition]) -> None:
 def test_rubbish_is_a_value(raw: bytes, offset: int) -> None:
     found = parse(memoryview(raw), min(offset, len(raw)), NUMBER, 0)
     assert isinstance(found, Stopped)
-    list(find_proofs(memoryview(raw), min(offset, len(raw)), NUMBER))
+    list(find_proofs(raw, min(offset, len(raw)), NUMBER))
     assert len(raw) < OVERHEAD or isinstance(parse_header(raw), str)

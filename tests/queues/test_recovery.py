@@ -90,8 +90,8 @@ View = tuple[dict[int, list[Lsn]], list[bytes]]
 
 def walked(raw: bytes | bytearray, number: int = 1) -> LogScan:
     scan = LogScan(state=QueueState())
-    container = memoryview(bytes(raw).ljust(SIZE, b"\0"))
-    assert not scan.walk(number, bytes(container))
+    container = bytes(raw).ljust(SIZE, b"\0")
+    assert not scan.walk(number, container)
     scan.behind(number, container, scan.end_offset)
     scan.finish(number)
     return scan

@@ -35,8 +35,8 @@ from tranlog.queues.rules.records import (
     WHOLE,
     ContainerHeader,
     container_name,
+    end_before_zeros,
     first_lsn,
-    without_zeros,
 )
 from tranlog.queues.rules.recovery import LogScan, StoreDamage, check_row, judge_catalogue
 from tranlog.queues.rules.state import NO_LSN, Message, QueueState
@@ -159,7 +159,8 @@ class StoreOpening:
             return None
         kept = None
         number, end = scan.end_number, scan.end_offset
-        behind = without_zeros(files.read(number)[end:])
+        raw = files.read(number)
+        behind = raw[end : end_before_zeros(raw)]
         file = files.file(number)
         if behind:
             if scan.stop is not None and scan.stop.bad:

@@ -325,30 +325,30 @@ def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: in
     return dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))
 
 
-def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:
+def find_proofs(raw: bytes, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:
     """Find Sync and Checkpoint records of this use at or behind an offset; return place and durable_lsn of each.
 
     They are looked for at every byte, since where records begin is not known behind a bad one.
     """
     own = _CRC.pack(number)  # the high half of the LSN, which is the record's own place
-    whole = bytes(raw)
-    stop = len(without_zeros(whole))  # among zeros nothing is to be found, and finding that takes long
-    at = whole.find(own, offset + 10, stop)
+    view, stop = memoryview(raw), end_before_zeros(raw)  # finding that there is nothing among zeros takes long
+    at = raw.find(own, offset + 10, stop)
     while at >= 0:
         start = at - 10
-        if whole[start + 4] in PROOFS and _CRC.unpack(whole[at + 4 : at + 8].ljust(4, b"\0"))[0] == start:
-            found = parse(raw, start, number, 0)
+        if raw[start + 4] in PROOFS and _CRC.unpack(raw[at + 4 : at + 8].ljust(4, b"\0"))[0] == start:
+            found = parse(view, start, number, 0)
             if isinstance(found, QueueRecord):
                 yield found.lsn, Lsn(PROOF_BODY.unpack_from(found.body)[0])
-        at = whole.find(own, at + 1, stop)
+        at = raw.find(own, at + 1, stop)
 
 
-def without_zeros(raw: bytes) -> bytes:
-    """Return the bytes before the zeros at the end."""
+def end_before_zeros(raw: bytes) -> int:
+    """Return where the zeros at the end begin."""
     stop = len(raw)
     while stop >= len(_ZEROS) and raw.startswith(_ZEROS, stop - len(_ZEROS)):  # stripped byte by byte it takes long
         stop -= len(_ZEROS)
-    return raw[:stop].rstrip(b"\0")
+    begin = max(stop - len(_ZEROS), 0)
+    return begin + len(raw[begin:stop].rstrip(b"\0"))
 
 
 def encode_position(name: bytes, position: NamedPosition) -> bytes:

@@ -78,7 +78,7 @@ class LogScan:
         """Walk over a container, or look at what is behind the end; return whether the next one is walked over."""
         walked = walking and self.walk(number, raw)
         if not walked:
-            self.behind(number, memoryview(raw), self.end_offset if walking else HEADER_BYTES)
+            self.behind(number, raw, self.end_offset if walking else HEADER_BYTES)
         return walked
 
     def walk(self, number: int, raw: bytes) -> bool:
@@ -160,7 +160,7 @@ class LogScan:
             raise Contradiction(f"the catalogue's counter goes back from {self.counter} to {counter}")
         self.counter = counter
 
-    def behind(self, number: int, raw: memoryview, offset: int) -> None:
+    def behind(self, number: int, raw: bytes, offset: int) -> None:
         """Look at what stands at and behind a place that no record of the log reaches."""
         if self.damage is not None:
             return
