@@ -449,7 +449,9 @@ class StoreCore:
                 yield self._delivery(queue, message, place)
 
     def check_held(self, delivery: Delivery) -> None:
-        """Raise NotHeldError where a delivery was answered, or its message is gone."""
+        """Raise NotHeldError where a delivery was answered, or its message is gone; TypeError for what is none."""
+        if not isinstance(delivery, Delivery):
+            raise TypeError(f"a delivery is what `get` returned, not {delivery!r}")
         if self.held.get(delivery.place) is not delivery:
             raise NotHeldError(what=str(delivery), why="it is not held")
 

@@ -92,6 +92,7 @@ class StoreDefinitions:
 
         `arguments` are what a headers exchange asks of a message's headers, with `x-match`.
         """
+        _check_ends(queue, destination)
         with self._journal.lock:
             self._journal.check_open()
             why = check_arguments(self._catalogue.exchange(exchange).type, arguments or {})
@@ -111,6 +112,7 @@ class StoreDefinitions:
         arguments: Mapping[str, object] | None = None,
     ) -> None:
         """Remove a binding: the one with all of these."""
+        _check_ends(queue, destination)
         with self._journal.lock:
             self._journal.check_open()
             raw = _encoded(arguments)
@@ -150,13 +152,20 @@ class StoreDefinitions:
 
     def forget_producer(self, name: str) -> None:
         """Forget a producer: its numbers begin anew. Durable. Raises UnknownQueueError."""
+        step = ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN))
         with self._journal.lock, self._journal:
             self._journal.check_open()
-            if name.encode() not in self._core.state.positions:
+            if step.name not in self._core.state.positions:
                 raise UnknownQueueError(what=f"producer {name!r}")
             self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
-            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
+            self._core.stand(step, WHOLE)
         self.sync()
+
+
+def _check_ends(queue: str | None, destination: str | None) -> None:
+    """Raise ValueError where a binding leads to nothing, or to two."""
+    if (queue is None) == (destination is None):
+        raise ValueError("a binding leads to a queue, or to another exchange: name one of the two")
 
 
 def _encoded(arguments: Mapping[str, object] | None) -> bytes:

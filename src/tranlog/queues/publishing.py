@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import index
 
 from tranlog.errors import UnknownQueueError
 from tranlog.queues.core import StoreCore, sections_of
@@ -44,13 +45,14 @@ class MessagePublishing:
         names = list(dict.fromkeys(queues))
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
-        if expires_at or priority:
-            _check_stamps(expires_at, priority)
+        _check_stamps(expires_at, priority)
         whole = content if type(content) is bytes and not header else None
         if isinstance(content, _BYTES):
             length, content = len(content), (content,)
         elif length is None:
             raise ValueError("content in parts needs its length")
+        else:
+            length = index(length)
         total, core, stamps = len(header) + length, self._core, (expires_at, priority)
         if total <= core.section_bytes or not names:
             raw = b""
@@ -161,7 +163,7 @@ class MessagePublishing:
         if not names:
             raise ValueError("a message is published to at least one queue")
         _check_stamps(expires_at, priority)
-        total, written = len(header) + len(content), None
+        total, written = memoryview(header).nbytes + memoryview(content).nbytes, None
         with journal.lock:
             stored, _ = self._ids(names, transient)
         if total > core.section_bytes and stored:
@@ -169,7 +171,7 @@ class MessagePublishing:
         with journal.lock, journal:
             stored, kept = self._ids(names, transient)
             twin = core.begin_transient(len(header), total) if kept else None
-            raw = header + content if twin is not None or written is None else b""
+            raw = b"".join((header, content)) if twin is not None or written is None else b""
             publish = WaitingPublish(len(header), raw, written, stored, expires_at, priority, kept, twin)
             work.publishes.append(publish)
 
@@ -245,10 +247,10 @@ def _joined(header: bytes, parts: Iterator[bytes | memoryview]) -> Iterator[byte
 
 
 def _check_stamps(expires_at: int, priority: int) -> None:
-    """Raise ValueError for what no record can say."""
-    if not 0 <= expires_at < 1 << 63:
+    """Raise ValueError for what no record can say, TypeError for what is no whole number."""
+    if not 0 <= index(expires_at) < 1 << 63:
         raise ValueError(f"expires_at is in ms since 1970, or 0 for never, not {expires_at}")
-    if not 0 <= priority <= 255:
+    if not 0 <= index(priority) <= 255:
         raise ValueError(f"a priority is 0 to 255, not {priority}")
 
 

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import index
 from types import TracebackType
 from typing import Self
 
@@ -182,9 +183,11 @@ class MessageStore(StoreDefinitions):
 
     def purge(self, queue: str) -> int:
         """Take off a queue what waits on it; return how many messages that were. Raises UnknownQueueError."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
-            count = self._core.clear(self._catalogue.queue(queue).id)
+            queue_id = self._catalogue.queue(queue).id
+            with self._journal:
+                count = self._core.clear(queue_id)
         self.sync()
         return count
 
@@ -281,7 +284,7 @@ class MessageStore(StoreDefinitions):
         if not 0 < len(raw) <= PRODUCER_BYTES_MOST:
             why = f"its name has {len(raw)} bytes, not 1 to {PRODUCER_BYTES_MOST}"
             raise DeclaredOtherwiseError(what=f"producer {name!r}", why=why)
-        if not 0 <= number < 1 << 63:
+        if not 0 <= index(number) < 1 << 63:
             raise ValueError(f"a number is 0 to 2^63 - 1, not {number}")
         if queues is None:
             queues = self.route(exchange, key, headers)
@@ -295,7 +298,7 @@ class MessageStore(StoreDefinitions):
         return StoreTransaction(self)
 
     def _take_answers(self, work: TransactionWork, deliveries: Sequence[Delivery], reason: int) -> None:
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             work.answer(self._core, deliveries, reason)
 
@@ -332,6 +335,8 @@ class MessageStore(StoreDefinitions):
     @contextlib.contextmanager
     def _deciding(self, xid: bytes) -> Iterator[StoreCore]:
         """Hold the lock for a step of a branch, and have what it must not do be an error of ours."""
+        if not isinstance(xid, bytes):
+            raise TransactionStateError(what=f"transaction {xid!r}", why="an xid is bytes")
         with self._journal.lock, self._journal:
             self._journal.check_open()
             self._expire()
@@ -368,19 +373,20 @@ class MessageStore(StoreDefinitions):
         journal = self._journal
         until = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
-            with journal.lock, journal:
+            with journal.lock:
                 journal.check_open()
-                self._expire()
                 queue_id = self._catalogue.queue(queue).id
-                found = self._core.take(queue, queue_id, count)
-                if found:
-                    return found
-                target, waiting = journal.place, len(self._core.row(queue_id))
-                if not waiting:
-                    left = _LOOK_S if until is None else min(until - self._clock.monotonic(), _LOOK_S)
-                    if left <= 0:
-                        return []
-                    journal.changed.wait(left)
+                with journal:
+                    self._expire()
+                    found = self._core.take(queue, queue_id, count)
+                    if found:
+                        return found
+                    target, waiting = journal.place, len(self._core.row(queue_id))
+                    if not waiting:
+                        left = _LOOK_S if until is None else min(until - self._clock.monotonic(), _LOOK_S)
+                        if left <= 0:
+                            return []
+                        journal.changed.wait(left)
             if waiting:
                 journal.commit(target)
 
@@ -410,21 +416,23 @@ class MessageStore(StoreDefinitions):
         self._answer(deliveries, REJECTED, wait)
 
     def _answer(self, deliveries: Sequence[Delivery], reason: int, wait: bool) -> None:
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             for delivery in deliveries:
                 self._core.check_held(delivery)
-            self._core.answer(dict.fromkeys(deliveries), reason)
+            with self._journal:
+                self._core.answer(dict.fromkeys(deliveries), reason)
         if wait:
             self.sync()
 
     def requeue(self, *deliveries: Delivery) -> None:
         """Put these messages back where they were in their queues. Raises as `ack`."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             for delivery in deliveries:
                 self._core.check_held(delivery)
-            for delivery in dict.fromkeys(deliveries):
-                self._core.come_back(delivery.message, delivery.place)
-                del self._core.held[delivery.place]
-            self._journal.changed.tell()
+            with self._journal:
+                for delivery in dict.fromkeys(deliveries):
+                    self._core.come_back(delivery.message, delivery.place)
+                    del self._core.held[delivery.place]
+                self._journal.changed.tell()

@@ -10,7 +10,7 @@ Extensions".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -81,14 +81,14 @@ class TransactionWork:
     def _stored(self) -> list[WaitingPublish]:
         return [one for one in self.publishes if one.queues]
 
-    def answer(self, core: StoreCore, deliveries: Iterable[Delivery], reason: int) -> None:
+    def answer(self, core: StoreCore, deliveries: Sequence[Delivery], reason: int) -> None:
         """Take deliveries: nobody else can answer them. Raises NotHeldError, nothing being taken."""
-        wanted = list(dict.fromkeys(deliveries))
-        for delivery in wanted:
+        for delivery in deliveries:
             core.check_held(delivery)
-        for delivery in wanted:
-            del core.held[delivery.place]
-            self.answers.append((delivery, reason))
+        with core.journal:
+            for delivery in dict.fromkeys(deliveries):
+                del core.held[delivery.place]
+                self.answers.append((delivery, reason))
 
     def undo(self, core: StoreCore) -> None:
         """Put back what it took, and delete what it has in the log."""
@@ -334,17 +334,18 @@ class BranchSession:
 
         A branch that is prepared outlives the process, and what is transient does not.
         """
-        work = self._current().work
+        work, names = self._current().work, list(dict.fromkeys(queues))
         with self._store._deciding(self._xid) as core:
             known = core.catalogue.queues
-            self._no_transient([name for name in queues if name in known and known[name].transient])
-        self._store._publishing.collect(work, content, queues, header, expires_at, priority)
+            self._no_transient([name for name in names if name in known and known[name].transient])
+        self._store._publishing.collect(work, content, names, header, expires_at, priority)
 
     def ack(self, *deliveries: Delivery) -> None:
         """Have these messages done with in the branch. Raises NotHeldError, TransactionStateError as `publish`."""
         work = self._current().work
+        transient = [str(one) for one in deliveries if one.message.transient]
         with self._store._deciding(self._xid):
-            self._no_transient([str(one) for one in deliveries if one.message.transient])
+            self._no_transient(transient)
         self._store._take_answers(work, deliveries, ACKED)
 
     @staticmethod
@@ -416,6 +417,7 @@ class BranchSession:
 
     def set_timeout(self, seconds: float) -> None:
         """Have the branch be undone after so many seconds, unless it is prepared then."""
+        seconds = float(seconds)
         with self._store._deciding(self._xid):
             self._branches.set_timeout(self._xid, seconds)
 
