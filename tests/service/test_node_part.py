@@ -43,7 +43,7 @@ def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.Captu
         code, out, _ = told("node", "status")
         assert code == 0 and out.startswith("node b of group shop is REPLICA, epoch ")
         code, _, err = told("group", "remove", "c")
-        assert code == 4 and "no node of the group has this name" in err
+        assert code == 2 and "no node of the group has this name" in err
         code, _, err = told("group", "reconfigure", "--without", "a")
         assert code == 2 and "by force alone" in err
         code, out, err = told("group", "step-down", "--json")

@@ -139,6 +139,10 @@ class Orders:
                     why=f"{self._node.options.node} is not the primary any more; give the order again"
                 )
             told, done = await self.give(order.name, msgspec.json.decode(order.raw, type=Body)), True
+        except ConfigError as exc:
+            told, done = {"error": exc.why, "option": exc.option, "value": exc.value}, False
+        except GroupOrderError as exc:
+            told, done = {"error": exc.why}, False
         except TranlogError as exc:
             told, done = {"error": str(exc)}, False
         except msgspec.DecodeError as exc:
@@ -187,7 +191,10 @@ class Orders:
             raise GroupOrderError(why=f"the connection to {wire.where} ended before its answer came")
         found: Body = msgspec.json.decode(waiting.result().raw)
         if not waiting.result().done:
-            raise GroupOrderError(why=str(found.get("error")))
+            why = str(found.get("error"))
+            if "option" in found:
+                raise ConfigError(option=str(found["option"]), value=found.get("value"), why=why)
+            raise GroupOrderError(why=why)
         return found
 
     async def _ask(self, ask: Callable[[Core], Any]) -> Any:
