@@ -97,6 +97,19 @@ def copied_identity(group: LiveGroup, folder: Path) -> None:
     start(group, options(folder))
 
 
+def copied_identity_under_its_name(group: LiveGroup, folder: Path) -> None:
+    """A copy that runs beside its original under the same name, with another address."""
+    shutil.copytree(group.options["b"].dir, folder)
+    copy = GroupNode(options(folder, "b"))
+    group.run(copy.start())
+    try:
+        link = next(iter(copy.links.links.values()))
+        eventually(lambda: "copy" in link.why)
+        raise HandshakeError(where="a", why=link.why)
+    finally:
+        group.run(copy.stop())
+
+
 def copied_identity_at_another(group: LiveGroup, folder: Path) -> None:
     """One that does not look at itself is refused by the others."""
     join = msgspec.structs.replace(group.nodes["b"].join(), node_name="z")
@@ -155,6 +168,10 @@ CASES: dict[Callable[[LiveGroup, Path], None], tuple[type[TranlogError], str]] =
     copied_identity_at_another: (
         HandshakeError,
         r"is a copy of b's, with the identity of that node: remove the folder",
+    ),
+    copied_identity_under_its_name: (
+        HandshakeError,
+        r"node b runs already, at 127.0.0.1:\d+; this one's log directory is a copy of its, .*: stop one of the two",
     ),
     read_only_directory: (TranlogError, r"Read-only file system. Check owner and permissions"),
     full_disk: (TranlogError, r"full.*room|room"),

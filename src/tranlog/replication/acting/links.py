@@ -32,6 +32,7 @@ from tranlog.tls import why_ended
 logger = logging.getLogger(__name__)
 
 _PAUSE_S, _PAUSE_MOST_S = 0.05, 2.0
+_LOOK_S = 1.0
 VOTE = "vote"
 """The purpose of a connection between two nodes."""
 
@@ -42,6 +43,11 @@ def pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, _PAUSE_MOST_S)
+
+
+def differ(process: int, other: int) -> bool:
+    """Whether two processes are not the same one, as far as both are known."""
+    return 0 not in (process, other) and process != other
 
 
 class LinkOwner(Protocol):
@@ -55,6 +61,9 @@ class LinkOwner(Protocol):
 
     def took(self, wire: Wire, packet: Packet, size: int) -> None:
         """A packet of the other node came."""
+
+    def reached(self, node: NodeId, process: int) -> None:
+        """That process of a node answers at its address."""
 
     def unreachable(self, node: NodeId) -> None:
         """Nobody listens where that node should."""
@@ -156,6 +165,7 @@ class Link:
         self.member = member
         self.address = address
         self.wire: Wire | None = None
+        """To whoever answered at the address, whose `process` it tells."""
         self.why = "not connected yet"
         self.since = 0.0
         self._owner = owner
@@ -205,11 +215,22 @@ class Link:
         if why:
             refuse(wire, why)
             raise HandshakeError(where=self.address, why=why)
-        wire.peer, wire.purpose = self.member.node, VOTE
+        wire.peer, wire.purpose, wire.process = self.member.node, VOTE, hello.process
         await enter(wire, greeting, join)
         self.wire, self.why, self._told = wire, "", ""
         self.since = asyncio.get_running_loop().time()
         logger.info("Connected. node=%s at=%s", self.member.name, self.address)
+        self._owner.reached(self.member.node, hello.process)
+
+    async def process_there(self) -> int:
+        """Return which process of the node answers at its address now; 0 where none does soon."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                wire, hello = await greet(self.address, Greeting(), self._tls)
+        except (OSError, HandshakeError, ConfigError):
+            return 0
+        wire.cut()
+        return hello.process if hello.node == self.member.node else 0
 
     def _trouble(self, why: str) -> None:
         """Say once what is wrong."""

@@ -31,7 +31,7 @@ from tranlog.log.options import LogOptions
 from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
 from tranlog.replication.acting.entrance import Entrance
 from tranlog.replication.acting.following import NodeLog
-from tranlog.replication.acting.links import VOTE, Links
+from tranlog.replication.acting.links import VOTE, Link, Links, differ
 from tranlog.replication.acting.orders import Orders
 from tranlog.replication.acting.restore import RESTORE, finish_install
 from tranlog.replication.acting.served_log import ServedLog
@@ -169,6 +169,7 @@ class GroupNode:
         self.options = options
         self.standing = NodeStanding(STARTUP, 0, NO_NODE, GroupConfig(group=""), 0, NO_GTID, NO_GTID, NO_GTID)
         self.node = NO_NODE
+        self.process = secrets.randbits(62) + 1
         self.thread: CoreThread | None = None
         self.links = Links(self, options.via, client_tls)
         self.tls = client_tls
@@ -337,6 +338,7 @@ class GroupNode:
             last=at.last,
             heartbeat_ms=at.config.heartbeat_ms,
             group=at.config.group,
+            process=self.process,
         )
 
     def hello_refused(self, hello: Hello, member: Member) -> str:
@@ -369,6 +371,13 @@ class GroupNode:
         elif isinstance(packet, Heartbeat) and packet.full is not None:
             self._admitted(packet.full)
         wire.done(size)
+
+    def reached(self, node: NodeId, process: int) -> None:
+        """That process of a node answers at its address; any other one that came as this node is a copy of it."""
+        member = self.standing.config.member(node)
+        for wire in list(self.entrance.wires):
+            if member is not None and wire.peer == node and wire.purpose == VOTE and differ(wire.process, process):
+                wire.end_now(_runs_already(member))
 
     def unreachable(self, node: NodeId) -> None:
         """Nobody listens where a node should."""
@@ -409,6 +418,7 @@ class GroupNode:
                 epoch=at.epoch,
                 first=NO_GTID,
                 last=at.last,
+                process=self.process,
             )
         )
 
@@ -446,8 +456,11 @@ class GroupNode:
             wire.end(packet.text if isinstance(packet, JoinRefused) else other)
             return
         why = self._join_refused(packet, wire)
+        link = self.links.links.get(packet.node) if packet.purpose == VOTE else None
         if not why and packet.purpose == "read" and self.thread is not None:
             self.spawn(self._let_read(wire, packet, self.thread))
+        elif not why and link is not None and link.wire is not None and differ(link.wire.process, packet.process):
+            self.spawn(self._let_again(wire, packet, link))
         else:
             self._answer_join(wire, packet, why)
 
@@ -467,6 +480,11 @@ class GroupNode:
 
         self._answer_join(wire, join, await asyncio.wrap_future(thread.call(refused)))
 
+    async def _let_again(self, wire: Wire, join: Join, link: Link) -> None:
+        """Let a node in that another process was connected as: it has started again, unless that one still answers."""
+        there = await link.process_there()
+        self._answer_join(wire, join, _runs_already(link.member) if differ(there, join.process) else "")
+
     def _answer_join(self, wire: Wire, join: Join, why: str) -> None:
         if why:
             wire.send(JoinRefused(text=why))
@@ -474,7 +492,7 @@ class GroupNode:
             return
         version = self.options.versions.agreed(join.versions)
         assert version is not None
-        wire.peer, wire.purpose, wire.version = join.node, join.purpose, version
+        wire.peer, wire.purpose, wire.version, wire.process = join.node, join.purpose, version, join.process
         if join.purpose == RESTORE:
             self.orders.restoring.serve(wire)
         wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=version))
@@ -519,6 +537,12 @@ class GroupNode:
         at = self.standing
         node = self.node if at.state == PRIMARY else at.primary
         return Primary(number=number, node=node, epoch=at.epoch, config=at.config)
+
+
+def _runs_already(member: Member) -> str:
+    name = member.name
+    why = f"node {name} runs already, at {member.address}; this one's log directory is a copy of its, with its identity"
+    return f"{why}: stop one of the two; a node of its own is made of a copy without the folder {GROUP_DIR}/"
 
 
 def new_node_id() -> NodeId:

@@ -58,7 +58,7 @@ class Taker(Protocol):
 
 
 class Wire(asyncio.BufferedProtocol):
-    """A connection. `peer`, `purpose` and the `version` that both speak are known after the handshake.
+    """A connection. `peer`, its `process`, `purpose` and the `version` that both speak are known after the handshake.
 
     `purpose` is empty before, and `version` 0. `garbled`: it ended of what was no TLS.
     """
@@ -67,6 +67,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def __init__(self, taker: Taker) -> None:
         self.peer: NodeId = NO_NODE
+        self.process = 0
         self.purpose = ""
         self.version = 0
         self.why = _CLOSED

@@ -71,7 +71,10 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Hello(Packet, frozen=True):
-    """A server's first word. `versions`: the lowest and the highest that it speaks."""
+    """A server's first word. `versions`: the lowest and the highest that it speaks.
+
+    `process`: drawn by each process of a node, 0 where it is not told; two at once are a node and a copy of it.
+    """
 
     group: str
     name: str
@@ -82,12 +85,13 @@ class Hello(Packet, frozen=True):
     epoch: Count
     first: Gtid
     last: Gtid
+    process: Count = 0
 
 
 class Join(Packet, frozen=True):
     """A client's answer. `purpose`: vote, follow, commit, read or administer; `group` as far as it knows one.
 
-    `versions`: the lowest and the highest that it speaks.
+    `versions`: the lowest and the highest that it speaks; `process`: as in Hello, of a node.
     """
 
     node: NodeId
@@ -101,6 +105,7 @@ class Join(Packet, frozen=True):
     force: bool = False
     delay_ms: Count = 0
     group: str = ""
+    process: Count = 0
 
 
 class Welcome(Packet, frozen=True):
