@@ -8,21 +8,26 @@ from __future__ import annotations
 import errno
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
+from tranlog.disk import OS_DISK
 from tranlog.errors import ConfigError, HandshakeError, LogUnreadableError, NoNodeError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogReader
 from tranlog.replication.acting.client import Satisfied
 from tranlog.replication.acting.links import Greeting, enter, greet
+from tranlog.replication.acting.node import group_dir, lock_node
 from tranlog.replication.acting.remote_log import RemoteLog, open_remote
-from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
-from tranlog.replication.rules.packets import NO_GTID, Join
+from tranlog.replication.acting.state import StateFile
+from tranlog.replication.rules.config import MAJORITY, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.rules.packets import NO_GTID, REPLICA, Join, Welcome
+from tranlog.replication.rules.stored import Stored
 from tranlog.service.thl.thl import main as thl
 
 
@@ -254,12 +259,65 @@ def test_the_handshake_by_what_the_client_has(tmp_path: Path) -> None:
             else:
                 with remote(group, name="west-db2", after=after) as opened:
                     assert opened.range().last_seqno == last.seqno
+        for event, found in (("e3", first), ("e4", last.seqno), ("e1", None), ("never", None)):
+            if found is None:
+                none = f"no transaction from seqno {first} to {last.seqno} has the event id '{event}': client source"
+                with pytest.raises(HandshakeError, match=f"Client handshake failure: {none} ID=west-db2"):
+                    remote(group, name="west-db2", after_event=event)
+            else:
+                with remote(group, name="west-db2", after_event=event) as opened:
+                    assert opened.after == Gtid(epoch, Seqno(found)) and opened.range().last_seqno == last.seqno
+        with pytest.raises(ConfigError, match="after says already"):
+            remote(group, after=last, after_event="e3")
+        welcome = joined(group, last=Gtid(Epoch(epoch + 7), last.seqno), force=True)
+        assert welcome.last == last, "with --force nothing is held against anything"
         later = Gtid(Epoch(epoch + 7), Seqno(last.seqno + 1))
         with remote(group, name="west-db2", after=later) as opened:
             assert opened.range().last_seqno == last.seqno, "nothing so late is there"
             commit(group, "e5")
             with pytest.raises(HandshakeError, match=re.escape(wrong(later.seqno, epoch + 7))):
                 eventually(lambda: opened.range().last_seqno > last.seqno)
+
+
+@pytest.mark.long
+def test_the_handshake_with_a_node_that_has_nothing_yet(tmp_path: Path) -> None:
+    """Nothing is there to be held against: the transaction that comes in that place decides."""
+    group = LiveGroup(tmp_path, "ab")
+    try:
+        members = tuple([Member(node=NodeId(name), name=name, address=group.options[name].listen) for name in "ab"])
+        config = GroupConfig(group="5a" * 16, id=ConfigId(0, 1), members=members)
+        for name in "ab":
+            lock_node(group.options[name]).release()
+            state = StateFile(OS_DISK, group_dir(group.options[name].dir))
+            state.store(Stored(group=config.group, node=NodeId(name), config=config))
+        group.start("a")
+        eventually(lambda: group.nodes["a"].standing.state == REPLICA)
+        with (
+            remote(group, name="west-db2", after=Gtid(Epoch(99), Seqno(0))) as wrong,
+            remote(group, name="west-db2", after=NO_GTID) as right,
+        ):
+            assert wrong.range().last_seqno == right.range().last_seqno == -1
+            group.start("b")
+            group.await_primary()
+            last = commit(group, "e1", w=2)
+            eventually(lambda: right.range().last_seqno == last.seqno)
+            words_of_it = "Log epoch numbers do not match: client source ID=west-db2 seqno=0 server epoch number="
+            with pytest.raises(HandshakeError, match=words_of_it):
+                wrong.range()
+    finally:
+        group.close()
+
+
+@pytest.mark.long
+def test_a_role_that_is_preferred_is_waited_for(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group, ThreadPoolExecutor() as pool:
+        for prefer_s in (0.0, 0.1):
+            with remote(group, prefer="replicaPreferred", prefer_s=prefer_s) as log:
+                assert log.node == "a", "in the end another role will do"
+        found = pool.submit(remote, group, prefer="replicaPreferred", prefer_s=LONG_S)
+        group.add("d", votes=0, priority=0)
+        with found.result() as log:
+            assert log.node == "d"
 
 
 @pytest.mark.parametrize(
@@ -279,6 +337,12 @@ def test_the_handshake_by_what_the_client_has(tmp_path: Path) -> None:
     ],
 )
 def test_the_handshake_by_who_the_client_is(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group, pytest.raises(HandshakeError, match=why):
+        joined(group, **changed)
+
+
+def joined(group: LiveGroup, /, **changed: Any) -> Welcome:
+    """Come to node a as a client; return its welcome."""
     given = {
         "node": NodeId("x"),
         "node_name": "west-db2",
@@ -288,12 +352,12 @@ def test_the_handshake_by_who_the_client_is(changed: dict[str, Any], why: str, t
         "last": NO_GTID,
         "heartbeat_ms": 1000,
     }
-    with live_group(tmp_path, "a") as group:
 
-        async def joined() -> None:
-            greeting = Greeting()
-            wire, _ = await greet(group.options["a"].listen, greeting, None)
-            await enter(wire, greeting, Join(**{**given, **changed}))
+    async def join() -> Welcome:
+        greeting = Greeting()
+        wire, _ = await greet(group.options["a"].listen, greeting, None)
+        welcome = await enter(wire, greeting, Join(**{**given, **changed}))
+        wire.cut()
+        return welcome
 
-        with pytest.raises(HandshakeError, match=why):
-            group.run(joined())
+    return group.run(join())

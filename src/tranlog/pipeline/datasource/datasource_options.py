@@ -9,6 +9,7 @@ when a query is planned or a stream begins, and are seqnos from then on.
 | path | the log's directory; this or `node` is needed |
 | node | `thl://HOST:PORT,HOST:PORT`, some nodes of a group: the log of one of them is read, up to what is committed |
 | readPreference, tags | which node: as `open_remote`; tags as a JSON list of objects, the first that fits |
+| readPreferenceTimeout | seconds for which the preferred role alone is looked for, as `prefer_s` of `open_remote` |
 | consistency, consistencyTimeout | how far the node must be, and seconds to wait for it: as `open_remote` |
 | tlsCa, tlsCertificate, tlsKey | PEM files, of each machine that reads: beyond loopback |
 | startSeqno, startGtid, startTime, startEvent | the first transaction to read, one way to say it; default: the first |
@@ -52,7 +53,17 @@ OPTIONS: Final = (
     *(f"end{kind}" for kind in _KINDS),
     *("upto", "unit", "columns", "shards", "schemas", "tables", "partitions", "pushFilters"),
     *("maxTransactionsPerTrigger", "maxBytesPerTrigger", "hold"),
-    *("node", "readPreference", "tags", "consistency", "consistencyTimeout", "tlsCa", "tlsCertificate", "tlsKey"),
+    *(
+        "node",
+        "readPreference",
+        "readPreferenceTimeout",
+        "tags",
+        "consistency",
+        "consistencyTimeout",
+        "tlsCa",
+        "tlsCertificate",
+        "tlsKey",
+    ),
 )
 
 
@@ -125,6 +136,7 @@ class NodeWish:
 
     url: str
     prefer: str = "nearest"
+    prefer_s: float = 0.0
     tags: tuple[Mapping[str, str], ...] = ({},)
     consistency: str = "none"
     timeout_s: float = CONSISTENT_S
@@ -135,6 +147,7 @@ class NodeWish:
         return open_remote(
             self.url,
             prefer=self.prefer,
+            prefer_s=self.prefer_s,
             tags=self.tags,
             consistency=self.consistency,
             timeout=self.timeout_s,
@@ -231,6 +244,7 @@ def _node(options: Mapping[str, str]) -> NodeWish | None:
     wish = NodeWish(
         url=url,
         prefer=parse_preference(options.get("readPreference", "nearest")).value,
+        prefer_s=_number(options, "readPreferenceTimeout", least=0) or 0,
         tags=_tags(options),
         consistency=options.get("consistency", "none"),
         timeout_s=_number(options, "consistencyTimeout", least=1) or CONSISTENT_S,

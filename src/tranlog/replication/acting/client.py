@@ -272,12 +272,13 @@ async def reach(
     purpose: str,
     tls: ssl.SSLContext | None,
     last: Gtid | None = None,
+    from_event: str = "",
     news: asyncio.Event | None = None,
 ) -> Connection:
     """Connect to the node at an address as a client. Raises OSError, HandshakeError, ConfigError.
 
     `last`: the last transaction that a reader has, which the node's log must go on from; None: nothing is held against
-    its log. `news`: as `Connection`.
+    its log. `from_event`: its event id instead, whose transaction the welcome names. `news`: as `Connection`.
     """
     connection = Connection(news)
     wire, hello = await greet(address, connection, tls)
@@ -290,6 +291,7 @@ async def reach(
         config=ConfigId(),
         last=NO_GTID if last is None else last,
         heartbeat_ms=1000,
+        from_event=from_event,
         force=last is None,
     )
     await enter(wire, connection, join)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 
+import msgspec
+
 from tranlog.errors import AbandonedError, LogClosedError, LogError, PurgedError, SegmentGoneError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.writing.member import MemberLog
@@ -66,6 +68,21 @@ async def find(packet: Find, wire: Wire, thread: CoreThread, walking: Executor) 
     return FindAnswer(
         number=packet.number, kind=kind, gtid=gtid, first=first, upto=upto, complete=wanted.complete, text=text
     )
+
+
+async def find_for_reader(event_id: str, thread: CoreThread, walking: Executor) -> tuple[Gtid | None, LogPart]:
+    """Return the first of the newest committed transactions with an event id, None for none, and what was looked at.
+
+    Raises as `walk`.
+    """
+
+    def part(core: Core) -> LogPart:
+        newest = part_to_walk(core.log, None)
+        return msgspec.structs.replace(newest, upto=min(newest.upto, core.mind.committed.seqno))
+
+    wanted = await asyncio.wrap_future(thread.call(part))
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(walking, walk, thread.log.log, wanted, event_id), wanted
 
 
 def walk(log: MemberLog, part: LogPart, event_id: str) -> Gtid | None:

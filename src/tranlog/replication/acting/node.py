@@ -24,12 +24,14 @@ from typing import Any
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk, DiskLock
-from tranlog.errors import ConfigError, GroupFileError, TranlogError
+from tranlog.errors import ConfigError, GroupFileError, LogError, TranlogError
+from tranlog.ids import Gtid
 from tranlog.log.files.commit_point import GROUP_DIR, become_member, is_member, write_whose
 from tranlog.log.files.directory import make_directory, sign_lock, storage_error, take_lock
 from tranlog.log.options import LogOptions
 from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
 from tranlog.replication.acting.entrance import Entrance
+from tranlog.replication.acting.finding import find_for_reader
 from tranlog.replication.acting.following import NodeLog
 from tranlog.replication.acting.links import VOTE, Link, Links, differ
 from tranlog.replication.acting.orders import Orders
@@ -75,7 +77,7 @@ from tranlog.replication.rules.packets import (
 )
 from tranlog.replication.rules.permissions import NEEDED, Clients, permission_refused
 from tranlog.replication.rules.stored import Stored
-from tranlog.replication.rules.syncup import handshake_refused, heartbeat_refused
+from tranlog.replication.rules.syncup import event_missing, handshake_refused, heartbeat_refused
 from tranlog.replication.rules.versions import SPOKEN, Versions, versions_differ
 
 logger = logging.getLogger(__name__)
@@ -465,7 +467,7 @@ class GroupNode:
             self._answer_join(wire, packet, why)
 
     async def _let_read(self, wire: Wire, join: Join, thread: CoreThread) -> None:
-        """Let a reader in whose last transaction this node's log goes on from."""
+        """Let a reader in whose last transaction this node's log goes on from, by its GTID or its event id."""
 
         def refused(core: Core) -> str:
             why = handshake_refused(
@@ -478,14 +480,23 @@ class GroupNode:
             )
             return why or ""
 
-        self._answer_join(wire, join, await asyncio.wrap_future(thread.call(refused)))
+        why, after = await asyncio.wrap_future(thread.call(refused)), NO_GTID
+        if not why and join.from_event:
+            try:
+                found, part = await find_for_reader(join.from_event, thread, self._readers.executor)
+            except LogError as exc:
+                found, why = None, str(exc)
+            else:
+                why = event_missing(join.node_name, join.from_event, part.first, part.upto) if found is None else ""
+            after = found or NO_GTID
+        self._answer_join(wire, join, why, after)
 
     async def _let_again(self, wire: Wire, join: Join, link: Link) -> None:
         """Let a node in that another process was connected as: it has started again, unless that one still answers."""
         there = await link.process_there()
         self._answer_join(wire, join, _runs_already(link.member) if differ(there, join.process) else "")
 
-    def _answer_join(self, wire: Wire, join: Join, why: str) -> None:
+    def _answer_join(self, wire: Wire, join: Join, why: str, after: Gtid = NO_GTID) -> None:
         if why:
             wire.send(JoinRefused(text=why))
             wire.end(why)
@@ -495,7 +506,7 @@ class GroupNode:
         wire.peer, wire.purpose, wire.version, wire.process = join.node, join.purpose, version, join.process
         if join.purpose == RESTORE:
             self.orders.restoring.serve(wire)
-        wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=version))
+        wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=version, after=after))
 
     def _join_refused(self, join: Join, wire: Wire) -> str:
         own, config = self.standing.config.group, self.standing.config

@@ -32,6 +32,7 @@ from tranlog.replication.acting.links import pauses
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import (
+    NO_GTID,
     RAW_BYTES_MAX,
     CommitAnswer,
     DiskAnswer,
@@ -214,7 +215,9 @@ class RemoteLog(LogReader):
     def __init__(self, root: str, disk: NodeDisk, node: str, after: Gtid | None, name: str) -> None:
         """For `open_remote` only. `node`: the name of the node."""
         self.node = node
-        self._after = after
+        self.after = after
+        """The last transaction that the program has, None where it said none."""
+        self._is_held_against = after is None
         self._name = name
         self._node_disk = disk
         super().__init__(root, disk=disk, clock=SYSTEM_CLOCK, checksum=True)
@@ -235,12 +238,12 @@ class RemoteLog(LogReader):
         committed = found.committed_seqno
         if committed < found.first_seqno or committed < 0:
             return LogRange(epoch=found.epoch, scanned=found.scanned)
-        after = self._after
-        if after is not None and committed >= after.seqno:
-            self._after = None  # a node that was behind at the handshake holds that transaction now
+        after = self.after
+        if after is not None and not self._is_held_against and committed >= after.seqno:
+            self._is_held_against = True  # a node that was behind at the handshake holds that transaction now
             own = self.header(after.seqno)
             if own is not None and own.gtid != after:
-                self._after = after
+                self._is_held_against = False
                 raise HandshakeError(where=self.node, why=epochs_differ(self._name, after, own.gtid))
         return replace(found, last_seqno=committed, durable_seqno=min(found.durable_seqno, committed))
 
@@ -266,10 +269,12 @@ def open_remote(
     url: str,
     *,
     prefer: str = "nearest",
+    prefer_s: float = 0.0,
     tags: Sequence[Mapping[str, str]] = ({},),
     consistency: str = "none",
     timeout: float = CONSISTENT_S,
     after: Gtid | None = None,
+    after_event: str = "",
     name: str = "",
     tls: ssl.SSLContext | None = None,
     via: Mapping[str, str] | None = None,
@@ -277,23 +282,27 @@ def open_remote(
 ) -> RemoteLog:
     """Open the log of a node of a group for reading. `url`: `thl://HOST:PORT,HOST:PORT`, some of the group's nodes.
 
-    `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest; `tags`: sets of tags, the first that any
-    node has is taken; `consistency`: none, `at least GTID(1, 15)`, `within 500 ms` or `latest`, which the primary alone
-    can tell; it is waited for up to `timeout` seconds. `after`: the last transaction that the program has; the node
-    refuses where its log holds another one in that place, or has purged what follows. `name`: who reads, in such
-    messages. `find_s`: how long a node is looked for.
+    `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest; `prefer_s`: for so many seconds the role
+    that is preferred is looked for before any other is taken. `tags`: sets of tags, the first that any node has is
+    taken. `consistency`: none, `at least GTID(1, 15)`, `within 500 ms` or `latest`, which the primary alone can tell;
+    it is waited for up to `timeout` seconds. `after`: the last transaction that the program has; the node refuses where
+    its log holds another one in that place, or has purged what follows. `after_event`: instead, its event id, which the
+    node looks up among its newest 50,000; the log's `after` is its GTID then. `name`: who reads, in such messages.
+    `find_s`: how long a node is looked for.
     Raises NoNodeError, HandshakeError, ConfigError; and as `LogReader.open`.
     """
     wish = parse_consistency(consistency)
     preference = Preference.PRIMARY if isinstance(wish, Latest) else parse_preference(prefer)
     name = name or socket.gethostname()
+    if after is not None and after_event:
+        raise ConfigError(option="after_event", value=after_event, why="after says already what the program has")
     choice = _Choice(url, preference, [dict(one) for one in tags], tls, via or {}, name)
     loop = LoopThread()
     end = loop.close
     try:
-        connection, node = loop.run(choice.find(find_s))
-        if after is not None:
-            connection = loop.run(choice.hold_against(connection, after))
+        connection, node = loop.run(choice.find(find_s, prefer_s))
+        if after is not None or after_event:
+            connection, after = loop.run(choice.hold_against(connection, after, after_event))
         disk = NodeDisk(connection, loop, root := f"{SCHEME}{node}")
         end = disk.end
         _await(disk, node, wish, consistency, timeout)
@@ -346,21 +355,26 @@ class _Choice:
         self._via = via
         self._own = NodeId(secrets.token_hex(8))
 
-    async def find(self, find_s: float) -> tuple[Connection, str]:
+    async def find(self, find_s: float, prefer_s: float) -> tuple[Connection, str]:
         """Return a connection to the node, and its name. Raises NoNodeError, ConfigError."""
         loop = asyncio.get_running_loop()
-        until, waits = loop.time() + find_s, pauses()
+        began, waits = loop.time(), pauses()
+        alone = began if self._preference.alone is self._preference else began + prefer_s
+        until = max(began + find_s, alone)
         while True:
             troubles: list[str] = []
+            is_alone = loop.time() < alone
+            wished = self._preference.alone if is_alone else self._preference
             for address in self._addresses:
-                found = await self._through(address, troubles)
+                found = await self._through(address, wished, troubles)
                 if found is not None:
                     return found
-            if loop.time() >= until:
+            left = (alone if is_alone else until) - loop.time()
+            if not is_alone and left <= 0:
                 raise NoNodeError(where=self._url, why=f"{self._preference.value} was wished; {'; '.join(troubles)}")
-            await asyncio.sleep(min(next(waits), until - loop.time()))
+            await asyncio.sleep(max(min(next(waits), left), 0.0))
 
-    async def _through(self, address: str, troubles: list[str]) -> tuple[Connection, str] | None:
+    async def _through(self, address: str, wished: Preference, troubles: list[str]) -> tuple[Connection, str] | None:
         """Ask the node at an address who is in the group, and look at each of them."""
         try:
             asked = await self._reach(address)
@@ -379,7 +393,7 @@ class _Choice:
                 reached[member.node] = connection, member.name
                 tags = dict(member.tags)
                 readable.append(Readable(member.node, state, ping_ms=ping_ms, hidden=member.hidden, tags=tags))
-        chosen = reached.pop(choose_node(readable, self._preference, self._tags), None)
+        chosen = reached.pop(choose_node(readable, wished, self._tags), None)
         for connection, _ in reached.values():
             await connection.close()
         if chosen is None:
@@ -398,15 +412,21 @@ class _Choice:
             troubles.append(f"{address}: {exc}")
             return None
 
-    async def hold_against(self, connection: Connection, last: Gtid) -> Connection:
-        """Connect again to a node that was found, which holds its log against what the reader has.
+    async def hold_against(self, connection: Connection, last: Gtid | None, event: str) -> tuple[Connection, Gtid]:
+        """Connect again to a node that was found, which holds its log against what the reader has; return that, too.
 
         Raises HandshakeError, OSError.
         """
         assert connection.wire is not None
         address = connection.wire.where
         await connection.close()
-        return await self._reach(address, last)
+        held = await self._reach(address, last, event)
+        found = (await held.welcome).after if last is None else last
+        if found == NO_GTID and event:
+            await held.close()
+            raise HandshakeError(where=address, why="the node looks up no event ids: update it")
+        return held, found
 
-    async def _reach(self, address: str, last: Gtid | None = None) -> Connection:
-        return await reach(address, name=self._name, own=self._own, purpose="read", tls=self._tls, last=last)
+    async def _reach(self, address: str, last: Gtid | None = None, event: str = "") -> Connection:
+        own, tls = self._own, self._tls
+        return await reach(address, name=self._name, own=own, purpose="read", tls=tls, last=last, from_event=event)

@@ -91,7 +91,8 @@ class Hello(Packet, frozen=True):
 class Join(Packet, frozen=True):
     """A client's answer. `purpose`: vote, follow, commit, read or administer; `group` as far as it knows one.
 
-    `versions`: the lowest and the highest that it speaks; `process`: as in Hello, of a node.
+    `versions`: the lowest and the highest that it speaks; `process`: as in Hello, of a node. `from_event`: a reader's,
+    in the place of `last`, the event id of the last transaction that it has.
     """
 
     node: NodeId
@@ -109,11 +110,15 @@ class Join(Packet, frozen=True):
 
 
 class Welcome(Packet, frozen=True):
-    """The server goes on: the range that it holds, and the version of the protocol that both speak now."""
+    """The server goes on: the range that it holds, and the version of the protocol that both speak now.
+
+    `after`: the transaction that has the `from_event` of the Join.
+    """
 
     first: Gtid
     last: Gtid
     version: int
+    after: Gtid = NO_GTID
 
 
 class JoinRefused(Packet, frozen=True):

@@ -27,6 +27,13 @@ class Preference(Enum):
     REPLICA_PREFERRED = "replicaPreferred"
     NEAREST = "nearest"
 
+    @property
+    def alone(self) -> Preference:
+        """What is preferred, without what may stand in for it."""
+        return {Preference.PRIMARY_PREFERRED: Preference.PRIMARY, Preference.REPLICA_PREFERRED: Preference.REPLICA}.get(
+            self, self
+        )
+
 
 class Readable(msgspec.Struct, frozen=True):
     """A node that might be read. `ping_ms`: how far away it is."""

@@ -205,6 +205,14 @@ def epochs_differ(source: str, last: Gtid, own: Gtid) -> str:
     )
 
 
+def event_missing(source: str, event_id: str, first: int, upto: int) -> str:
+    """Return why a client is refused that wants to go on after an event id which the server does not find."""
+    return (
+        f"Client handshake failure: no transaction from seqno {first} to {upto} has the event id {event_id!r}: "
+        f"client source ID={source}"
+    )
+
+
 def heartbeat_refused(source: str) -> str:
     """Return why a client is refused that wants no heartbeats."""
     return f"Client handshake failure: Heartbeat interval must be greater than 0: client source ID={source}"
