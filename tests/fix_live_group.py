@@ -22,6 +22,8 @@ from tranlog.replication.rules.packets import PRIMARY
 from tranlog.service.group_client import connect_async, connect_group
 from tranlog.testing.servers import free_port
 
+NOT_BEGUN = ("cannot be reached from here", "give the order again")
+"""So end the reasons why a node did not begin with an order. On a crowded machine a primary may lose its majority."""
 ResultT = TypeVar("ResultT")
 Contexts = tuple[ssl.SSLContext | None, ssl.SSLContext | None]
 
@@ -99,8 +101,15 @@ class LiveGroup:
         self.run(self.nodes.pop(name).stop(hand_over_s=hand_over_s))
 
     def order(self, node: str, order: str, /, **body: object) -> dict[str, Any]:
-        """Give a node an order."""
-        return self.run(self.nodes[node].orders.give(order, body))
+        """Give a node an order; again where it was not begun, because just then nobody was known to be primary."""
+        until = time.monotonic() + LONG_S
+        while True:
+            try:
+                return self.run(self.nodes[node].orders.give(order, body))
+            except GroupOrderError as exc:
+                if time.monotonic() >= until or not exc.why.endswith(NOT_BEGUN):
+                    raise
+                time.sleep(0.05)
 
     def form(self) -> None:
         """Found the group at the first node, and add the others."""
