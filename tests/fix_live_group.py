@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tranlog.change import Statement
+from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import GroupOrderError
 from tranlog.log.reading.reader import LogReader
@@ -70,7 +71,8 @@ class LiveGroup:
         }
         self.nodes: dict[str, GroupNode] = {}
         self.disks: dict[str, Disk] = {}
-        """By name, of nodes that have another one than the system's."""
+        self.clocks: dict[str, Clock] = {}
+        """Both by name, of nodes that have another one than the system's."""
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop")
         self._thread.start()
 
@@ -88,8 +90,13 @@ class LiveGroup:
 
         async def begin() -> GroupNode:
             server, client = self._tls(name)
-            disk = self.disks.get(name, OS_DISK)
-            node = GroupNode(self.options[name], server_tls=server, client_tls=client, disk=disk)
+            node = GroupNode(
+                self.options[name],
+                server_tls=server,
+                client_tls=client,
+                disk=self.disks.get(name, OS_DISK),
+                clock=self.clocks.get(name, SYSTEM_CLOCK),
+            )
             await node.start()
             return node
 

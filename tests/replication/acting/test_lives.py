@@ -6,6 +6,8 @@ Each test is one of JE's, see docs/conformance.md.
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -15,6 +17,7 @@ from typing import cast
 import pytest
 
 from fix_live_group import LONG_S, LiveGroup, differences, events, eventually, live_group, words
+from tranlog.clock import SystemClock
 from tranlog.replication.acting.client import Answer, Satisfied
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.packets import PRIMARY, STATE_NAMES
@@ -179,6 +182,40 @@ def test_a_node_moves_to_another_address(tmp_path: Path) -> None:
         assert isinstance(answer, Satisfied) and moves in answer.written_to
         group.start(keeps)
         group.await_whole()
+
+
+class AheadClock(SystemClock):
+    """The machine's clock, set so many hours later."""
+
+    def __init__(self, hours: int) -> None:
+        self._hours = hours
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._hours * 3_600_000
+
+
+@pytest.mark.long
+def test_clocks_that_are_hours_apart_change_nothing_and_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = LiveGroup(tmp_path, "abc")
+    group.clocks.update(a=AheadClock(5), b=AheadClock(-5))
+    try:
+        with caplog.at_level(logging.WARNING, logger="tranlog"):
+            group.form()
+            for ahead in (r"node=a ahead_s=\d{5}", r"node=b ahead_s=-\d{5}"):
+                eventually(lambda: re.search(f"set both by NTP.* {ahead}", caplog.text) is not None)  # noqa: B023
+        for text in ("one", "two"):
+            while not isinstance(commit(group, text), Satisfied):
+                pass
+            primary = group.await_primary()
+            group.stop(primary)
+            group.start(primary)
+        group.await_whole()
+    finally:
+        group.close()
+    assert set(events(tmp_path / "a")) == {"one", "two"}
+    assert differences(tmp_path / "a", tmp_path / "b") == differences(tmp_path / "b", tmp_path / "c") == ""
 
 
 @pytest.mark.long

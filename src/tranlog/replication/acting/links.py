@@ -62,8 +62,8 @@ class LinkOwner(Protocol):
     def took(self, wire: Wire, packet: Packet, size: int) -> None:
         """A packet of the other node came."""
 
-    def reached(self, node: NodeId, process: int) -> None:
-        """That process of a node answers at its address."""
+    def reached(self, member: Member, hello: Hello) -> None:
+        """A member answers at its address, with these words."""
 
     def unreachable(self, node: NodeId) -> None:
         """Nobody listens where that node should."""
@@ -220,7 +220,7 @@ class Link:
         self.wire, self.why, self._told = wire, "", ""
         self.since = asyncio.get_running_loop().time()
         logger.info("Connected. node=%s at=%s", self.member.name, self.address)
-        self._owner.reached(self.member.node, hello.process)
+        self._owner.reached(self.member, hello)
 
     async def process_there(self) -> int:
         """Return which process of the node answers at its address now; 0 where none does soon."""

@@ -85,6 +85,8 @@ logger = logging.getLogger(__name__)
 LOCK_NAME = "lock"
 SILENT_BEATS = 10
 """A connection between nodes ends when nothing was heard for so many heartbeats."""
+CLOCKS_APART_S = 60
+"""Clocks that differ by more than this are told of."""
 RECORD_BYTES_MAX = 2 << 20
 """A member spills what is larger, so that every packet of records fits its frame."""
 _OF_NODES = (
@@ -374,12 +376,19 @@ class GroupNode:
             self._admitted(packet.full)
         wire.done(size)
 
-    def reached(self, node: NodeId, process: int) -> None:
-        """That process of a node answers at its address; any other one that came as this node is a copy of it."""
-        member = self.standing.config.member(node)
+    def reached(self, member: Member, hello: Hello) -> None:
+        """A member answers at its address; any other process that came as this node is a copy of it."""
         for wire in list(self.entrance.wires):
-            if member is not None and wire.peer == node and wire.purpose == VOTE and differ(wire.process, process):
+            if wire.peer == member.node and wire.purpose == VOTE and differ(wire.process, hello.process):
                 wire.end_now(_runs_already(member))
+        ahead_s = (hello.wall - self.clock.now_ms()) / 1000
+        if hello.wall and abs(ahead_s) > CLOCKS_APART_S:
+            logger.warning(
+                "The clock of another node differs from this one's: set both by NTP. No order goes by it; retention by "
+                "age, rollback_limit_s and the times that are shown do. node=%s ahead_s=%d",
+                member.name,
+                ahead_s,
+            )
 
     def unreachable(self, node: NodeId) -> None:
         """Nobody listens where a node should."""
@@ -421,6 +430,7 @@ class GroupNode:
                 first=NO_GTID,
                 last=at.last,
                 process=self.process,
+                wall=self.clock.now_ms(),
             )
         )
 

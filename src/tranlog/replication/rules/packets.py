@@ -73,7 +73,8 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Hello(Packet, frozen=True):
     """A server's first word. `versions`: the lowest and the highest that it speaks.
 
-    `process`: drawn by each process of a node, 0 where it is not told; two at once are a node and a copy of it.
+    `process`: drawn by each process of a node, 0 where it is not told; two at once are a node and a copy of it. `wall`:
+    its clock, ms since 1970, 0 where it is not told; for people alone.
     """
 
     group: str
@@ -86,6 +87,7 @@ class Hello(Packet, frozen=True):
     first: Gtid
     last: Gtid
     process: Count = 0
+    wall: Count = 0
 
 
 class Join(Packet, frozen=True):
