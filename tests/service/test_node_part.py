@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from fix_live_group import live_group
 from fix_server import at_port
+from tranlog.ids import Gtid
 from tranlog.service.commands.cli import main
 from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.node_part import NodePart
@@ -40,6 +42,11 @@ def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.Captu
 
         assert told("group", "who") == (0, "a\n", "")
         assert told("group", "status")[1].startswith("group shop, seen by b: primary a, epoch ")
+        last = json.loads(told("node", "status", "--json")[1])["last"]
+        gtid = Gtid(last["epoch"], last["seqno"])
+        assert (last["gtid"], last["gtidBase64"]) == (str(gtid), gtid.to_base64())
+        (other,) = [one for one in json.loads(told("group", "status", "--json")[1])["members"] if one["name"] == "a"]
+        assert Gtid.parse(other["last"]["gtidBase64"]) == Gtid.parse(other["last"]["gtid"]) >= gtid
         code, out, _ = told("node", "status")
         assert code == 0 and out.startswith("node b of group shop is REPLICA, epoch ")
         code, _, err = told("group", "remove", "c")

@@ -38,6 +38,9 @@ def test_a_query_reads_a_node(tmp_path: Path, spark: SparkSession) -> None:
             found = read.where("kind = 'statement'").orderBy("seqno").select("event_id", "statement", "gtid").collect()
             assert [(row["event_id"], row["statement"]) for row in found] == [(f"e{at}", f"e{at}") for at in range(30)]
             assert found[-1]["gtid"] == str(last)
+        forms = {"columns": "gtid,gtid_bytes,gtid_base64", "startGtid": str(last)}
+        for row in spark.read.format("thl").options(**options, **forms).load().collect():
+            assert tuple(row) == (str(last), last.to_bytes(), last.to_base64())
         beside = spark.read.format("thl").load(str(tmp_path / group.await_primary()))
         assert beside.orderBy("seqno").collect() == read.orderBy("seqno").collect()
 

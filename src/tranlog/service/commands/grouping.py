@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from tranlog.errors import ConfigError
+from tranlog.ids import Gtid
 from tranlog.replication.acting.node import GroupNode, found_group
 from tranlog.replication.acting.orders import MemberStatus, NodeStatus
 from tranlog.replication.rules.packets import NO_GTID
@@ -109,7 +110,7 @@ def node_status(asks: Ask, as_json: AsJson = False) -> int:
     """
     found = _status(asks)
     if as_json:
-        print_json(msgspec.structs.replace(found, members=[]))
+        print_json(_in_all_forms(msgspec.to_builtins(msgspec.structs.replace(found, members=[]))))
     else:
         print(
             f"node {found.name} of group {found.group} is {found.state}, epoch {found.epoch}, log up to {found.last}, "
@@ -122,6 +123,18 @@ def node_status(asks: Ask, as_json: AsJson = False) -> int:
             print(f"  its log comes: {found.restore}")
         _say_who_waits(found)
     return ExitCode.DONE if found.state in ("PRIMARY", "REPLICA", "WITNESS") else ExitCode.CHECK_FAILED
+
+
+def _in_all_forms(told: Any) -> Any:
+    """Return what is told, each GTID beside its numbers as `thl list` has it; one before everything has no bytes."""
+    if isinstance(told, list):
+        return [_in_all_forms(one) for one in told]
+    if not isinstance(told, dict):
+        return told
+    if told.keys() != {"epoch", "seqno"}:
+        return {name: _in_all_forms(one) for name, one in told.items()}
+    gtid = Gtid(told["epoch"], told["seqno"])
+    return {**told, "gtid": str(gtid), "gtidBase64": None if gtid == NO_GTID else gtid.to_base64()}
 
 
 def _status(asks: Ask) -> NodeStatus:
@@ -158,7 +171,7 @@ def status(asks: Ask, as_json: AsJson = False) -> int:
     """
     found = _status(asks)
     if as_json:
-        print_json(found)
+        print_json(_in_all_forms(msgspec.to_builtins(found)))
     else:
         print(f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}")
         for one in found.members:
