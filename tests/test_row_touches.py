@@ -19,8 +19,8 @@ from mutants.rounds import run_rounds
 from mutants.write_set_rules import TOUCHES
 from tranlog.change import Column, ForeignKey, Op, TableMap
 from tranlog.payload import encode_row
-from tranlog.row_touches import RowTouches
-from tranlog.types import F32, UNCHANGED, Datetime, LogicalType, Value
+from tranlog.row_touches import RowTouches, holds_texts
+from tranlog.types import F32, UNCHANGED, CharsetBytes, Datetime, LogicalType, Value
 from tranlog.write_item import encode_write_set
 from tranlog.write_set import (
     TOUCHES_MAX,
@@ -28,15 +28,21 @@ from tranlog.write_set import (
     Use,
     WriteKind,
     WriteSet,
+    ascii_id,
     key_id,
     parse_write_set,
     reference_id,
+    text_id,
     write_set_text,
 )
 
 
 def column(name: str, *, nullable: bool = True) -> Column:
     return Column(name=name, source_type="bigint", logical=LogicalType.INTEGER, nullable=nullable)
+
+
+def text_column(name: str) -> Column:
+    return Column(name=name, source_type="varchar(20)", logical=LogicalType.TEXT, nullable=False)
 
 
 PARENT = TableMap(
@@ -172,8 +178,66 @@ def test_what_may_be_equal_in_a_database_is_equal_here(equal: Sequence[Value]) -
     assert len({touch((PARENT, None, (one, 1, 1))).touches for one in equal}) == 1
 
 
+TEXTS = TableMap(
+    schema="shop",
+    table="texts",
+    columns=(text_column("a"), column("n"), text_column("b")),
+    primary_key=(0, 1),
+    unique_keys=((2,),),
+    foreign_keys=(ForeignKey(columns=(2,), ref_schema="shop", ref_table="texts", ref_columns=("b",)),),
+)
+A_N = text_id(key_id(("shop", "texts"), ["a", "n"]), ["a"])
+B = text_id(key_id(("shop", "texts"), ["b"]), ["b"])
+B_TO_B = text_id(reference_id(("shop", "texts"), ["b"], ("shop", "texts"), ["b"]), ["b"])
+
+
+def test_texts_of_a_key_are_hashed_without_case_of_ascii_and_spaces_at_the_end() -> None:
+    def touched(one: Value) -> set[int]:
+        return values(touch((TEXTS, None, (one, 1, "x"))), Use.KEY)
+
+    assert touched("ab") == touched("AB") == touched("aB  ")
+    apart = [
+        "",
+        "ab",
+        "a",
+        "b",
+        " a",
+        "a b",
+        "a\t",
+        "\u00e1",
+        "\u00c1",
+        "a\u0301",
+        "stra\u00dfe",
+        "strasse",
+        "1",
+        "1.0",
+    ]
+    assert len({frozenset(touched(one)) for one in apart}) == len(apart)
+    refers = touch((TEXTS, None, ("a", 1, "X ")))
+    assert values(refers, Use.REFERENCE) < values(refers, Use.KEY), "as the key that it refers to"
+
+
+def test_a_key_with_texts_has_ids_of_its_own_one_of_them_where_all_are_ascii() -> None:
+    def told(a: Value, b: Value) -> set[int]:
+        return set(touch((TEXTS, None, (a, 1, b))).tables[0].keys)
+
+    ascii_ids = {ascii_id(one) for one in (A_N, B, B_TO_B)}
+    assert told("a", "~ b") == {A_N, B, B_TO_B, *ascii_ids}
+    assert told("\u00e1", "b") == {A_N, B, B_TO_B, *ascii_ids} - {ascii_id(A_N)}
+    assert told("a", "b\t") == told("a", "\x7f") == {A_N, B, B_TO_B, ascii_id(A_N)}
+    updated = touch((TEXTS, ("a", 1, "\u00e1"), ("a", 1, "b")))
+    assert updated.tables[0].keys == {A_N, B, B_TO_B, ascii_id(A_N)}, "the old value counts too"
+    assert told("a", CharsetBytes("latin1", b"\xe4")) == {A_N, ascii_id(A_N)}, "not known as a text"
+
+
+def test_in_a_sqlite_database_the_affinity_says_what_holds_texts() -> None:
+    declared = ("TEXT", "varchar(9)", "INTEGER", "", "charint")
+    found = [Column(name="c", source_type=one, logical=LogicalType.ANY) for one in declared]
+    assert [holds_texts(one) for one in found] == [True, True, False, False, False]
+
+
 def test_what_is_not_equal_is_told_apart() -> None:
-    """Of whole numbers, of binary content, of UUIDs; of texts and times nothing is hashed."""
+    """Of whole numbers, of binary content, of UUIDs; of times, and of texts among other values, nothing is hashed."""
     apart: list[Value] = [
         *range(-300, 300),
         1 << 40,

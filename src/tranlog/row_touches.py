@@ -2,8 +2,9 @@
 
 Owns what counts as touched, and how a value becomes a hash. The hard idea: what is equal in the database must be equal
 here, or a dependency is missed; what is equal here only makes others wait. So whole numbers are hashed by value,
-binary content and UUIDs as they are, and a value whose equality depends on what is not known here, as a text's on its
-collation, adds nothing. Of an update that leaves its table's main key as it is, that key tells: another key of the same
+binary content and UUIDs as they are, texts without the case of ASCII letters and without spaces at the end, and a value
+whose equality depends on what is not known here adds nothing. Whether a target takes more texts for one than that, the
+plan knows. Of an update that leaves its table's main key as it is, that key tells: another key of the same
 row is touched only where it changes. Compiled, see `tranlog.compiled`.
 
 Source: docs/format.md, "Write sets".
@@ -18,13 +19,15 @@ from typing import Final
 from librt.strings import read_f64_be
 from mypy_extensions import i64
 
-from tranlog.change import Op, TableMap, TableName
+from tranlog.affinity import Affinity, affinity
+from tranlog.change import Column, Op, TableMap, TableName
 from tranlog.checksum import crc32
 from tranlog.payload import encode_int
+from tranlog.types import LogicalType
 from tranlog.value_ends import pass_value
 from tranlog.varint import read_sized, read_varint
 from tranlog.write_item import encode_write_set
-from tranlog.write_set import TOUCHES_MAX, WriteKind, key_id, reference_id
+from tranlog.write_set import TOUCHES_MAX, WriteKind, ascii_id, key_id, reference_id, text_id
 
 _INSERT: Final = 1
 _UPDATE: Final = 2
@@ -38,20 +41,39 @@ _MANY: Final = int(WriteKind.MANY)
 _EXACT_FLOAT: Final = 2.0**53
 _TABLES_KEPT: Final = 4_096
 _CONTEXT: Final = Context(prec=100)  # a caller's own would make another hash of it
+_PRINTABLE: Final = bytes(range(0x20, 0x7F))
+
+
+def holds_texts(column: Column) -> bool:
+    """Whether a column's values are texts; in a SQLite database its affinity says so."""
+    if column.logical is LogicalType.ANY:
+        return affinity(column.source_type) is Affinity.TEXT
+    return column.logical is LogicalType.TEXT
 
 
 class TouchedKey:
-    """A unique key, or a reference: columns by place, what its hashes begin with, and its id."""
+    """A unique key, or a reference: columns by place, what its hashes begin with, and its id.
 
-    __slots__ = ("columns", "first", "id", "seed", "span")
+    `texts`: of each column whether it holds texts; `ascii`: the id that says that these are of ASCII alone.
+    """
 
-    def __init__(self, columns: list[int], seed: int, number: int) -> None:
+    __slots__ = ("ascii", "columns", "first", "id", "seed", "span", "texts")
+
+    def __init__(self, columns: list[int], seed: int, number: int, of: Sequence[Column]) -> None:
         self.columns = columns
         self.first = columns[0]
+        self.texts: list[bool] = [holds_texts(of[at]) for at in columns]
+        named = [of[at].name for at in columns if holds_texts(of[at])]
         # How many columns, where they stand beside each other in the order in which they are hashed; else 0.
-        self.span = len(columns) if columns == list(range(columns[0], columns[0] + len(columns))) else 0
+        beside = not named and columns == list(range(columns[0], columns[0] + len(columns)))
+        self.span = len(columns) if beside else 0
         self.seed = seed
-        self.id = number
+        self.id = text_id(number, named) if named else number
+        self.ascii = ascii_id(self.id) if named else number
+
+    def ids(self) -> list[int]:
+        """Return under which ids it is told."""
+        return [self.id, self.ascii]
 
 
 class TouchedTable:
@@ -73,7 +95,7 @@ class TouchedTable:
         for places in filter(None, keys):
             ordered = sorted(places, key=lambda at: names[at].lower())
             number = key_id(self.name, [names[at] for at in ordered])
-            key = TouchedKey(ordered, number, number)
+            key = TouchedKey(ordered, number, number, table.columns)
             nullable = places is not table.primary_key and any([table.columns[at].nullable for at in places])
             if self.main is None and not nullable:
                 self.main = key
@@ -87,9 +109,9 @@ class TouchedTable:
             own = [names[at] for at in foreign.columns]
             seed = key_id(to, [name for name, _ in pairs])
             number = reference_id(self.name, own, to, foreign.ref_columns)
-            self.references.append(TouchedKey([at for _, at in pairs], seed, number))
+            self.references.append(TouchedKey([at for _, at in pairs], seed, number, table.columns))
         every = [*self.unique, *self.references, *([] if self.main is None else [self.main])]
-        self.ids: frozenset[int] = frozenset([key.id for key in every])
+        self.ids: frozenset[int] = frozenset([number for key in every for number in key.ids()])
         self.reach = 1 + max([at for key in every for at in key.columns], default=-1)
 
 
@@ -216,20 +238,28 @@ class RowTouches:
             if not span:
                 return crc32(image[begin:end], key.seed)
         found = key.seed
-        for column in key.columns:
+        for column, is_text in zip(key.columns, key.texts, strict=True):
             at: i64 = _end(image, start, column)
             tag: i64 = image[at]
-            if tag == 4 or tag == 10 or tag == 22:  # equal where their bytes are
+            if is_text and tag > 1:
+                if tag != 9:  # another tells nothing of what the target makes of it
+                    self._lost.update(key.ids())
+                    return -1
+                text = read_sized(image, at + 1)[0]
+                if text.translate(None, _PRINTABLE):
+                    self._lost.add(key.ascii)
+                found = crc32(text.rstrip(b" ").lower() + b"\0", found)
+            elif tag == 4 or tag == 10 or tag == 22:  # equal where their bytes are
                 found = crc32(image[at : _end(image, at, 1)], found)
             elif tag == 0:
                 if null_is_none:
                     return -1
                 if self._distinct_nulls:  # in the main key, which then tells no rows apart
-                    self._lost.add(key.id)
+                    self._lost.update(key.ids())
                     return -1
                 found = crc32(b"\0", found)
             elif tag == 1:
-                self._lost.add(key.id)
+                self._lost.update(key.ids())
                 return -1
             else:
                 found = crc32(_hashed(image, at), found)

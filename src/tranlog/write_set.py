@@ -94,6 +94,19 @@ def reference_id(table: TableName, columns: Sequence[str], to: TableName, to_col
     return crc32("\0".join([*[part.lower() for part in (*table, "", *to)], *pairs]).encode())
 
 
+def text_id(key: int, columns: Iterable[str]) -> int:
+    """Return the id under which a key is told of whose columns these hold texts, given its `key_id` or `reference_id`.
+
+    Its texts count in the hashes as far as they differ in more than the case of ASCII letters and spaces at the end.
+    """
+    return crc32("\0".join(["", "text", *sorted([name.lower() for name in columns])]).encode(), key)
+
+
+def ascii_id(told: int) -> int:
+    """Return the id that stands beside a `text_id` where all these texts are of printable ASCII characters."""
+    return crc32(b"\0ascii", told)
+
+
 # --- bytes -----------------------------------------------------------------------------------------------
 
 

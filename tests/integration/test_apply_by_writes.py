@@ -38,8 +38,10 @@ from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.row_touches import RowTouches
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
+from tranlog.target.mariadb import text_equality
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.testing.servers import MariaDbServer
+from tranlog.target.target import TextEquality
+from tranlog.testing.servers import MariaDbServer, PostgresServer
 
 BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
 
@@ -157,7 +159,7 @@ def test_any_tables_with_any_keys_hold_the_same_whatever_the_number_of_channels(
         chance = random.Random(base + number)
         said = f"random.Random({base + number})"
         pipeline = f"p{number}"
-        tables = drawn_tables(chance, f"t{number}_")
+        tables = drawn_tables(chance, f"t{number}_", by_text=empty.kind == "mariadb")
         drawing = Drawing(chance, range(chance.choice((4, 12))), tables, LOOSE_CODES)
         every, lead, serial_in = chance.choice((30, 70)), chance.choice((0, 5, 40)), chance.choice((2, 10))
         monkeypatch.setattr(write_owners, "BOUNDS", WritesBounds(every=every, lead=lead, serial_in=serial_in))
@@ -197,6 +199,7 @@ def test_what_a_server_holds_rows_to(options: TargetOptions) -> None:
         child, parent = target.rows.keys((SCHEMA, "child")), target.rows.keys((SCHEMA, "parent"))
         assert child is not None and parent is not None
         assert set(child.unique) == {("a", "b"), ("u",)} and set(parent.unique) == {("id",), ("code",)}
+        assert child.texts == {} and parent.texts == {"code": TextEquality.FOLDED}
         assert child.references == ((("parent",), (SCHEMA, "parent"), ("id",)),)
         assert (child.triggers, child.why, parent.actions, parent.why) == ((), "", "", "")
         for statement in MORE[options.kind]:
@@ -209,6 +212,48 @@ def test_what_a_server_holds_rows_to(options: TargetOptions) -> None:
         assert target.rows.keys((SCHEMA, "other")) is None
     finally:
         target.close()
+
+
+@pytest.mark.integration
+def test_which_texts_a_postgres_takes_for_one(postgres_database: str, postgres: PostgresServer) -> None:
+    for statement in (
+        "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level1', deterministic = false)",
+        "CREATE DOMAIN coded AS varchar(9)",
+        'CREATE TABLE texts (a text, b varchar(9) COLLATE "C", c char(3), d text COLLATE loose, e name, f coded, '
+        "g integer, h text[], i bytea)",
+    ):
+        postgres.execute(statement, database=postgres_database)
+    with closing(open_target(TargetOptions(kind="postgres", dsn=postgres.dsn(postgres_database)))) as target:
+        found = target.rows.keys(("public", "texts"))
+    folded, unknown = TextEquality.FOLDED, TextEquality.UNKNOWN
+    assert found is not None
+    assert found.texts == {"a": folded, "b": folded, "c": folded, "d": unknown, "e": unknown, "f": folded}
+
+
+@pytest.mark.integration
+def test_the_collations_of_a_mariadb_are_what_they_are_taken_for(mariadb_target: MariaDbServer) -> None:
+    """Of all texts of one and two characters of printable ASCII; of a `_bin`, and of some beyond ASCII, too."""
+    listed = "SELECT full_collation_name FROM information_schema.collation_character_set_applicability"
+    names = [one for (one,) in mariadb_target.execute(listed)]
+    looked_at = [one for one in names if text_equality(one) is TextEquality.ASCII]
+    assert {"utf8mb4_general_ci", "utf8mb4_unicode_ci", "latin1_swedish_ci"} < set(looked_at)
+    assert all(not one.endswith("_bin") or text_equality(one) is TextEquality.FOLDED for one in names)
+    for other in ("utf8mb4_lithuanian_ci", "utf8mb4_swedish_ci", "ucs2_general_ci", "utf8mb4_danish_ci"):
+        assert text_equality(other) is TextEquality.UNKNOWN
+    ascii_texts = (
+        "SELECT CHAR(a.seq USING utf8mb4) t FROM seq_32_to_126 a UNION ALL "
+        "SELECT CONCAT(CHAR(a.seq USING utf8mb4), CHAR(b.seq USING utf8mb4)) FROM seq_32_to_126 a, seq_32_to_126 b"
+    )
+    latin_texts = "SELECT CHAR(a.seq USING latin1) t FROM seq_1_to_255 a"
+    folded = "COUNT(DISTINCT CAST(LOWER(CONVERT(RTRIM(t) USING utf8mb4)) AS BINARY))"
+    for name in [*looked_at, "utf8mb4_bin", "latin1_bin", "utf8mb4_nopad_bin"]:
+        charset = name.split("_")[0]
+        texts = latin_texts if name == "latin1_bin" else ascii_texts
+        together = (
+            f"SELECT MIN(t), MAX(t) FROM (SELECT CONVERT(t USING {charset}) t FROM ({texts}) s) s "
+            f"GROUP BY t COLLATE {name} HAVING {folded} > 1"
+        )
+        assert list(mariadb_target.execute(together, database="mysql")) == [], name
 
 
 def parent_updated(key: int, n: int) -> RowChange:

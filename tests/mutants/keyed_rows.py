@@ -75,11 +75,12 @@ def _text_column(name: str, *, nullable: bool = False) -> Column:
     return Column(name=name, source_type="varchar(20)", logical=LogicalType.TEXT, length=20, nullable=nullable)
 
 
-def drawn_tables(chance: random.Random, prefix: str) -> tuple[TableMap, ...]:
+def drawn_tables(chance: random.Random, prefix: str, *, by_text: bool) -> tuple[TableMap, ...]:
     """Draw two to four tables, whose names begin with `prefix`; the last column of each is in no key.
 
     Primary keys have one or two columns, unique keys and references may hold NULL, and a reference is to the primary
-    key of a table before it, of whole numbers: which texts a reference takes for one differs from server to server.
+    key of a table before it; `by_text`: also where that holds texts. Which texts a reference takes for one differs from
+    server to server, and the model has the loosest.
     """
     tables: list[TableMap] = []
     for number in range(chance.randint(2, 4)):
@@ -87,10 +88,16 @@ def drawn_tables(chance: random.Random, prefix: str) -> tuple[TableMap, ...]:
         columns = [chance.choice(draw)(f"k{at}") for at in range(chance.randint(1, 2))]
         primary = tuple(range(len(columns)))
         foreign: list[ForeignKey] = []
-        whole = [one for one in tables if all(one.columns[at].logical is LogicalType.INTEGER for at in one.primary_key)]
+        whole = [
+            one
+            for one in tables
+            if by_text or all(one.columns[at].logical is LogicalType.INTEGER for at in one.primary_key)
+        ]
         for to in chance.sample(whole, chance.randint(0, len(whole))):
             own = tuple(range(len(columns), len(columns) + len(to.primary_key)))
-            columns += [number_column(f"r{at}", nullable=True) for at in own]
+            for at, there in zip(own, to.primary_key, strict=True):
+                is_text = to.columns[there].logical is LogicalType.TEXT
+                columns.append((_text_column if is_text else number_column)(f"r{at}", nullable=True))
             names = tuple(to.columns[at].name for at in to.primary_key)
             foreign.append(ForeignKey(columns=own, ref_schema=SCHEMA, ref_table=to.table, ref_columns=names))
         unique: list[tuple[int, ...]] = []
@@ -133,14 +140,14 @@ def _model(table: TableMap) -> str:
     return f"CREATE TABLE {table.table} ({', '.join(parts)});"
 
 
-def _loose(text: str) -> str:
+def loose(text: str) -> str:
     """Return what is one for texts that may be equal at some target: no case, no accents, no spaces at the end."""
     plain = unicodedata.normalize("NFD", text.rstrip(" ")).lower()
     return "".join(letter for letter in plain if not unicodedata.combining(letter))
 
 
 def _compare(one: str, other: str) -> int:
-    return (_loose(one) > _loose(other)) - (_loose(one) < _loose(other))
+    return (loose(one) > loose(other)) - (loose(one) < loose(other))
 
 
 class Drawing:

@@ -28,7 +28,7 @@ from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
 from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal, quote
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
-from tranlog.target.target import TargetKeys
+from tranlog.target.target import TargetKeys, TextEquality
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -111,6 +111,15 @@ SELECT s.INDEX_NAME, s.COLUMN_NAME, s.SUB_PART IS NOT NULL, c.DATA_TYPE IN ('flo
   LEFT JOIN information_schema.COLUMNS c
     ON c.TABLE_SCHEMA = s.TABLE_SCHEMA AND c.TABLE_NAME = s.TABLE_NAME AND c.COLUMN_NAME = s.COLUMN_NAME
  WHERE s.TABLE_SCHEMA = $1 AND s.TABLE_NAME = $2 AND s.NON_UNIQUE = 0 ORDER BY s.INDEX_NAME, s.SEQ_IN_INDEX"""
+_KEY_TEXTS: Final = """
+SELECT COLUMN_NAME, COLLATION_NAME FROM information_schema.COLUMNS
+ WHERE TABLE_SCHEMA = $1 AND TABLE_NAME = $2 
+   AND DATA_TYPE IN ('char', 'varchar', 'tinytext', 'text', 'mediumtext', 'longtext')"""
+# Of these no two characters of printable ASCII are one, but for their case, nor any two together; others, as those that
+# stand for one language, are not looked at.
+_ASCII_COLLATIONS: Final = re.compile(
+    "(utf8|utf8mb3|utf8mb4)_(general|unicode|unicode_520|uca1400)(_nopad)?(_ai|_as)?_(ci|cs)|latin1_swedish(_nopad)?_ci"
+)
 _KEY_REFERENCES: Final = """
 SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME, REFERENCED_COLUMN_NAME
   FROM information_schema.KEY_COLUMN_USAGE
@@ -134,6 +143,13 @@ _WHOSE: Final = (
 _HOLDERS: Final = """
   FROM information_schema.INNODB_TRX t JOIN information_schema.PROCESSLIST p ON p.ID = t.trx_mysql_thread_id
  WHERE t.trx_rows_locked > 0 AND p.ID <> CONNECTION_ID()"""
+
+
+def text_equality(collation: str) -> TextEquality:
+    """Return which texts are one by a collation of MariaDB."""
+    if collation.endswith("_bin"):
+        return TextEquality.FOLDED
+    return TextEquality.ASCII if _ASCII_COLLATIONS.fullmatch(collation) else TextEquality.UNKNOWN
 
 
 def lock_name(identity: str) -> str:
@@ -381,6 +397,7 @@ class MariadbSession:
         actions = [one for (one,) in self.fetch(_KEY_ACTIONS, (schema, name))]
         return TargetKeys(
             name=(schema, name),
+            texts={one: text_equality(collation) for one, collation in self.fetch(_KEY_TEXTS, (schema, name))},
             unique=tuple([tuple(columns) for columns in unique.values()]),
             references=tuple([(tuple(own[key]), to, tuple(columns)) for key, (to, columns) in there.items()]),
             triggers=tuple([trigger for (trigger,) in self.fetch(_KEY_TRIGGERS, (schema, name))]),

@@ -22,7 +22,7 @@ from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, Tr
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
-from tranlog.target.target import TargetKeys
+from tranlog.target.target import TargetKeys, TextEquality
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -125,6 +125,13 @@ SELECT to_json(ARRAY({_KEY_COLUMNS.format("i.indkey", "i.indrelid", "WHERE k.pla
                          AND a.atttypid IN ('float4'::regtype, 'float8'::regtype)) THEN 'a key of inexact numbers'
             ELSE '' END
   FROM pg_index i WHERE i.indrelid = $1::int8::oid AND (i.indisunique OR i.indisexclusion)"""
+_KEY_TEXTS: Final = """
+SELECT a.attname, CASE WHEN t.typcategory = 'S' AND c.collisdeterministic
+                        AND COALESCE(NULLIF(t.typbasetype, 0), t.oid) IN ('text'::regtype, 'varchar'::regtype,
+                                                                          'bpchar'::regtype)
+                       THEN 1 ELSE 3 END
+  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
+ WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped AND t.typcategory = 'S'"""
 _KEY_REFERENCES: Final = f"""
 SELECT to_json(ARRAY({_KEY_COLUMNS.format("f.conkey", "f.conrelid", "")}))::text, n.nspname, c.relname,
        to_json(ARRAY({_KEY_COLUMNS.format("f.confkey", "f.confrelid", "")}))::text,
@@ -412,6 +419,7 @@ class PostgresSession:
         reasons = [why, *[one for _, one in indexes], *[one[4] for one in references]]
         return TargetKeys(
             name=(schema, name),
+            texts={column: TextEquality(equality) for column, equality in self.fetch(_KEY_TEXTS, (oid,))},
             unique=tuple([tuple(json.loads(columns)) for columns, one in indexes if not one]),
             references=tuple(
                 [

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from tranlog.affinity import affinity
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import TableMap, TableName
 from tranlog.errors import TransientTargetError
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
 from tranlog.target.sqlite_dialect import plain_name
-from tranlog.target.target import TargetKeys
+from tranlog.target.target import TargetKeys, TextEquality
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -237,6 +237,7 @@ class SqliteSession:
             return None
         columns = self.fetch("SELECT name, type, pk FROM pragma_table_xinfo(?1) ORDER BY pk", (name,))
         unique = {tuple([column for column, _, place in columns if place])} - {()}
+        texts = {one: TextEquality.FOLDED for one, declared, _ in columns if affinity(declared) is Affinity.TEXT}
         why = ""
         for index, partial in self.fetch('SELECT name, partial FROM pragma_index_list(?1) WHERE "unique"', (name,)):
             key = [one for (one,) in self.fetch("SELECT name FROM pragma_index_xinfo(?1) WHERE key", (index,))]
@@ -252,6 +253,7 @@ class SqliteSession:
         )
         return TargetKeys(
             name=(table.schema, table.table),
+            texts=texts,  # none of its own collations takes more for one, and others our connection does not have
             unique=tuple(sorted(unique)),
             triggers=() if self._triggers_off else tuple([one for (one,) in self.fetch(triggers, (name,))]),
             why=why,

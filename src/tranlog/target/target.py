@@ -8,8 +8,9 @@ tables of a database, or files of which a snapshot names both.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -83,6 +84,16 @@ class Advance:
     """Asked after the rows are written, for the plan that begins at `new_seqno`; it is stored with the position."""
 
 
+class TextEquality(enum.IntEnum):
+    """Which texts of a column a target takes for one."""
+
+    FOLDED = 1
+    """At most those that differ in the case of ASCII letters and in spaces at the end."""
+    ASCII = 2
+    """No more of those of printable ASCII characters; of others, which ones is not known."""
+    UNKNOWN = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetKeys:
     """What a table at a target holds its rows to.
@@ -90,10 +101,11 @@ class TargetKeys:
     `name`: its schema and name here. `unique`: the columns of each unique key, the primary one too. `references`:
     columns, the table that they refer to, its columns. `triggers`: those that run. `actions`: what foreign keys of
     others do when a row goes or its key changes; empty for nothing. `why`: what it holds them to beside that, empty for
-    nothing.
+    nothing. `texts`: the columns that hold texts.
     """
 
     name: TableName
+    texts: Mapping[str, TextEquality] = field(default_factory=dict)
     unique: tuple[tuple[str, ...], ...] = ()
     references: tuple[tuple[tuple[str, ...], TableName, tuple[str, ...]], ...] = ()
     triggers: tuple[str, ...] = ()

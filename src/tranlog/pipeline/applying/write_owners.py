@@ -79,9 +79,9 @@ def planned_tables(
         if there is not None:  # else it may be made at its first change
             homes[there.name[0].lower(), there.name[1].lower()] = name
             found[name] = there
-    for name, there in found.items():
+    for name in found:
         hidden = "" if chain is None else chain.hides(name)
-        one = PlannedTable(table=name, why=hidden) if hidden else planned_table(name, there, homes, independent)
+        one = PlannedTable(table=name, why=hidden) if hidden else planned_table(name, found, homes, independent)
         tables.append(one)
     return tuple(tables)
 
@@ -176,7 +176,7 @@ class WriteOwners:
         """Return who applies the next transaction of the log; each is asked for once."""
         assigned = self._assignment.assign(header.seqno, self._writes(header))
         if self._passing is not None and header.tables and assigned.owner >= 0 and assigned.why in ("", ALONE):
-            self._passing.learn(header.tables, header.write_set)
+            self._passing.learn(header.tables, header.write_set, assigned.more)
         return replace(assigned, doubted=True) if header.seqno == self._doubted else assigned
 
     def passes(self, walk: Walk) -> Passes | None:

@@ -19,16 +19,20 @@ from tranlog.change import TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
-from tranlog.pipeline.rules.write_order import Passing, WriteOrder
-from tranlog.target.target import TargetKeys
+from tranlog.pipeline.rules.write_order import Passing, WriteOrder, with_more
+from tranlog.target.target import TargetKeys, TextEquality
+from tranlog.write_item import Touches
 from tranlog.write_set import (
     ANYTHING,
     TOUCHES_MAX,
     Operations,
     WriteKind,
     WriteSet,
+    WrittenTable,
+    ascii_id,
     key_id,
     reference_id,
+    text_id,
 )
 
 NOBODY: Final = -2
@@ -47,37 +51,106 @@ Writes: TypeAlias = WriteSet | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextKey:
+    """A key at the target with texts in it. `key`: its id; `told`: the one where the same columns hold texts there.
+
+    `every`: a hash that stands for all its values, or for all values of what it refers to.
+    """
+
+    key: int
+    told: int
+    every: int
+    refers: bool
+    equality: TextEquality
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTable:
-    """A table at the target. `keys`: ids of the keys that it holds rows to.
+    """A table at the target. `keys`: ids of the keys that it holds rows to; `texts`: those of them with texts.
 
     `why`: for what reason transactions that do something of `serial_on` to it run alone, empty for none.
     """
 
     table: TableName
     keys: tuple[int, ...] = ()
+    texts: tuple[TextKey, ...] = ()
     why: str = ""
     serial_on: int = int(ANYTHING)
 
+    def told_by(self, ids: Collection[int]) -> bool:
+        """Whether a write set that tells these keys tells all that the target has."""
+        lacking = set(self.keys).difference(ids)
+        return not lacking or lacking <= {text.key for text in self.texts if text.told in ids}
+
+    def of_texts(self, written: WrittenTable) -> Touches:
+        """Return what a transaction touches beside its hashes, since texts may be equal that they tell apart.
+
+        Where that is so of some texts, those touch every value of their key, and the others what stands for every value
+        as one REFERENCE more: so these do not wait for each other.
+        """
+        touches: tuple[list[int], list[int], list[int]] = ([], [], [])
+        keys, rows, references = touches
+        for text in self.texts:
+            as_texts = text.told in written.keys
+            if as_texts and text.equality == TextEquality.FOLDED:
+                continue
+            if as_texts and text.equality == TextEquality.ASCII:
+                (references if ascii_id(text.told) in written.keys else keys).append(text.every)
+            elif text.refers and as_texts:
+                references.append(text.every)
+            elif written.operations == Operations.UPDATE and not text.refers:
+                rows.append(text.every)
+            else:
+                keys.append(text.every)
+        return tuple(keys), tuple(rows), tuple(references)
+
 
 def planned_table(
-    name: TableName, found: TargetKeys, sources: Mapping[TableName, TableName], independent: Collection[str]
+    name: TableName,
+    at_target: Mapping[TableName, TargetKeys],
+    sources: Mapping[TableName, TableName],
+    independent: Collection[str],
 ) -> PlannedTable:
-    """Return what a plan says of the source's table `name`, as the target has it.
+    """Return what a plan says of the source's table `name`.
 
-    `sources`: the source's tables by their names at the target, in lower case; `independent` names triggers that read
-    and write nothing that another transaction may touch.
+    `at_target` has all that it knows, by the source's names; `sources`: these by their names at the target, in lower
+    case; `independent` names triggers that read and write nothing that another transaction may touch.
     """
+    found = at_target[name]
     triggers = [trigger for trigger in found.triggers if trigger not in independent]
     why, serial_on = found.why, ANYTHING
     if not why and triggers:
         why = f"trigger {', '.join(triggers)}"
     if not why and found.actions:
         why, serial_on = found.actions, Operations.DELETE | Operations.REKEY
-    keys = {key_id(name, columns) for columns in found.unique}
+    keys: set[int] = set()
+    texts: list[TextKey] = []
+
+    def add(key: int, columns: Iterable[str], every: int, refers: bool, equalities: Collection[TextEquality]) -> None:
+        keys.add(key)
+        own = [column for column in columns if column in found.texts]
+        if own:
+            equality = max(equalities, default=TextEquality.FOLDED)
+            told = text_id(key, own)
+            texts.append(TextKey(key=key, told=told, every=every, refers=refers, equality=equality))
+
+    for columns in found.unique:
+        number = key_id(name, columns)
+        add(number, columns, number, False, [found.texts[one] for one in columns if one in found.texts])
     for columns, to, to_columns in found.references:
         there = sources.get((to[0].lower(), to[1].lower()), to)
-        keys.add(reference_id(name, columns, there, to_columns))
-    return PlannedTable(table=name, keys=tuple(sorted(keys)), why=why, serial_on=int(serial_on))
+        # What is equal is decided where it refers to. A table that the plan does not know is not changed beside this.
+        parent = at_target[there].texts if there in at_target else {}
+        number = reference_id(name, columns, there, to_columns)
+        equalities = [parent[one] for one in to_columns if one in parent]
+        add(number, columns, key_id(there, to_columns), True, equalities)
+    return PlannedTable(
+        table=name,
+        keys=tuple(sorted(keys)),
+        texts=tuple(sorted(texts, key=lambda text: text.key)),
+        why=why,
+        serial_on=int(serial_on),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +225,7 @@ class Assigned:
 
     `waits`: the transactions, channel and seqno, that must be in the target before. `point`: another plan begins after
     it. `why`: what makes it run alone, if only that channel 0 applies everything. `doubted`: it met a conflict while
-    others had not applied everything before it, and is taken when they have.
+    others had not applied everything before it, and is taken when they have. `more`: what it touches beside its header.
     """
 
     owner: int
@@ -160,6 +233,7 @@ class Assigned:
     point: bool = False
     why: str = ""
     doubted: bool = False
+    more: Touches | None = None
 
 
 ALONE: Final = "channel 0 runs alone: too many were serial before"
@@ -231,8 +305,20 @@ class Assignment:
         if why:
             return Assigned(owner=SERIAL, why=why)
         assert isinstance(writes, WriteSet)
-        owner, waits = self.order.assign(seqno, writes.changes, writes.touches)
-        return Assigned(owner=owner, waits=waits)
+        more = self._of_texts(writes)
+        touches = writes.touches if more is None else with_more(writes.touches, more)
+        owner, waits = self.order.assign(seqno, writes.changes, touches)
+        return Assigned(owner=owner, waits=waits, more=more)
+
+    def _of_texts(self, writes: WriteSet) -> Touches | None:
+        """Return what a transaction touches beside its write set, None for nothing."""
+        more: Touches | None = None
+        for written in writes.tables:
+            table = self._tables[written.table]
+            if table.texts:
+                found = table.of_texts(written)
+                more = found if more is None else with_more(more, found)
+        return more if more and any(more) else None
 
     def passing(self, channel: int, critical: frozenset[bytes]) -> Passing | None:
         """Return what a channel passes over by the bytes of headers, in the place of `assign`; None without a plan.
@@ -267,7 +353,7 @@ class Assignment:
                 return f"{name}: a dependency was missed"
             if table.why and written.operations & table.serial_on:
                 return f"{name}: {table.why}"
-            if not written.keys.issuperset(table.keys):
+            if not written.keys.issuperset(table.keys) and not table.told_by(written.keys):
                 return f"{name}: a key of the target that the source does not tell"
         return ""
 

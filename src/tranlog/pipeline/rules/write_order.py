@@ -21,6 +21,11 @@ from tranlog.write_item import ROWS, Touches, pass_tables, read_touches
 _HEADS_MAX: Final = 4_096
 
 
+def with_more(touches: Touches, more: Touches) -> Touches:
+    """Return what is touched by both together."""
+    return touches[0] + more[0], touches[1] + more[1], touches[2] + more[2]
+
+
 @mypyc_attr(acyclic=True)
 class ValueUses:
     """The last transactions with a value of a key: KEY, ROW since it, and by channel REFERENCE since it.
@@ -183,14 +188,17 @@ class Passing:
         self._entries = entries
         self._alone = alone
         self._critical = critical
-        self._heads: set[tuple[tuple[TableName, ...], bytes]] = set()
+        self._heads: dict[tuple[tuple[TableName, ...], bytes], Touches | None] = {}
 
-    def learn(self, tables: tuple[TableName, ...], item: bytes) -> None:
-        """Note that a transaction which does to these tables what this write set says needs not run alone."""
+    def learn(self, tables: tuple[TableName, ...], item: bytes, more: Touches | None = None) -> None:
+        """Note that a transaction which does to these tables what this write set says needs not run alone.
+
+        `more`: what it touches beside its write set.
+        """
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
         _, at = read_varint(item, 1)
-        self._heads.add((tables, item[at : pass_tables(item, at)]))
+        self._heads[tables, item[at : pass_tables(item, at)]] = more
 
     def passes(self, seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes) -> bool:
         """Assign the next transaction and return True, if the channel has nothing to do with it; else do nothing.
@@ -206,13 +214,18 @@ class Passing:
                 return False
             changes, at = read_varint(item, 1)
             end = pass_tables(item, at)
-            if not changes or (tables, item[at:end]) not in self._heads:
+            head = tables, item[at:end]
+            if not changes or head not in self._heads:
                 return False
             if self._alone:
                 if not self._channel:
                     return False
-            elif not order.passes(seqno, changes, read_touches(item, end), self._channel, self.published):
-                return False
+            else:
+                touches, more = read_touches(item, end), self._heads[head]
+                if more is not None:
+                    touches = with_more(touches, more)
+                if not order.passes(seqno, changes, touches, self._channel, self.published):
+                    return False
         except (IndexError, ValueError):
             return False
         order.counted += 1

@@ -184,7 +184,7 @@ def _serial(options: ApplyOptions, target: Target, tables: Sequence[TableMap]) -
             why = "a dependency was missed, which the source does not tell"
         elif not why and known[one.table].main is None and chain.home(one.table):
             why, remedy = "without a key", "ALTER TABLE ... ADD PRIMARY KEY (...), at the source and at the target"
-        elif not why and not known[one.table].ids.issuperset(one.keys):
+        elif not why and not one.told_by(known[one.table].ids):
             why = "a key of the target that the source does not have"
             remedy = "Make that unique or foreign key at the source, or drop it at the target"
         elif why.startswith("trigger "):

@@ -27,7 +27,7 @@ from tranlog.write_set import parse_write_set
 
 CHANNELS: Final = (4, 16, 64)
 _REPORT_EVERY: Final = 8_192
-_HASHED: Final = (int, float, Decimal, bytes, uuid.UUID)
+_HASHED: Final = (int, float, Decimal, bytes, str, uuid.UUID)
 """Python types of values that count in a hash; any other value of its column has the same one."""
 
 
