@@ -112,7 +112,7 @@ class Job:
         capture, log = self._opened.enter_context(open_capture(self.config, new_log=False))
         self._capture = CaptureThread(capture, ended=lambda: None)
         self._capture.start()
-        options = self.config.pipeline.apply_options(log_dir=log.path, target=self.config.wanted_target())
+        options = self.config.apply_options()
         with contextlib.closing(open_target(self.config.wanted_target())) as opened:
             opened.positions.ensure_tables()
         self._token = take(options.target, PLAN)

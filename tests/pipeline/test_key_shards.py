@@ -68,7 +68,7 @@ def test_both_are_said_at_the_start_and_by_status(
     )
     config = load("tranlog.toml", environ={})
     target = SqliteTarget(tmp_path / "target.db", [NORTH])
-    given = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    given = config.apply_options()
     with running(operation_of(given)) as run:
         run.come_to(State.ONLINE, applied=60)
         status = service_status(config, clock=SystemClock(), watch_s=0.0)

@@ -78,7 +78,7 @@ def read(file: OneFile, raw: bytes) -> Config | None:
     if told:
         return None
     if config.target is not None:
-        options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.target)
+        options = config.apply_options()
         options.check()
     return config
 

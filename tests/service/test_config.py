@@ -259,7 +259,7 @@ def test_filters_keep_their_order(tmp_path: Path) -> None:
     )
     assert config.pipeline.apply.filters == expected
     assert config.target is not None
-    assert config.pipeline.apply_options(log_dir="log", target=config.target).filters == expected
+    assert config.apply_options().filters == expected
 
 
 @pytest.mark.parametrize(

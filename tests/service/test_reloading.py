@@ -74,7 +74,7 @@ def test_what_of_the_file_is_the_plan_and_what_waits(conf: Path) -> None:
         "target.path",
     )
     config = load(str(conf), environ={})
-    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    options = config.apply_options()
     started = replace(options, channels=3, sync_interval_s=7.0, plan=PlanOptions())
     changed = found.change(started)
     assert changed.channels == 5
@@ -95,7 +95,7 @@ def test_every_key_of_the_plan_is_one_of_the_file(conf: Path) -> None:
     shards = "\n".join(f"{key} = {value}" for key, value in values.items())
     file = file_of(conf)
     config = load(str(conf), environ={})
-    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    options = config.apply_options()
     conf.write_text(START.replace("channels = 3", "channels = 4").replace('assignment = "hash"', shards))
     found = file.read_again()
     assert found.at_restart == () and found.change(options).shard_plan() != options.shard_plan()
@@ -117,7 +117,7 @@ def test_a_reload_from_request_to_answer(conf: Path, tmp_path: Path, monkeypatch
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 80)
     config = load(str(conf), environ={})
-    operation = operation_of(config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()))
+    operation = operation_of(config.apply_options())
     operator = Operator(operation, LogOptions(), reread=file_of(conf).read_again)
     ask = WithinTime(timeout_s=WAIT_S)
     with running(operation) as operated:

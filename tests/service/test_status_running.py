@@ -94,7 +94,7 @@ class Shop:
         self.written = 0
         self._opened = ExitStack()
         self._opened.callback(self.log.close)
-        given = self.config.pipeline.apply_options(log_dir=self.config.log_dir, target=self.config.wanted_target())
+        given = self.config.apply_options()
         self.operation = operation_of(given, on_error=OnError.OFFLINE)
         self.run = Operated(self.operation, online=False)
         self._opened.callback(self.run.join)

@@ -55,7 +55,7 @@ def test_the_template_loads_as_it_is_and_with_every_key(source: str, target, fol
     assert (config.service, config.pipeline.name) == ("shop", "shop")
     assert config.log_dir == str(folder / "log")
     assert config.target is not None
-    assert config.pipeline.apply_options(log_dir="log", target=config.target).channels == 4
+    assert config.apply_options().channels == 4
     if target == "postgres":
         assert "password=hush" in config.target.dsn
     if source == "mariadb":

@@ -12,7 +12,7 @@ import typer
 
 from tranlog.clock import SYSTEM_CLOCK
 from tranlog.errors import LibraryMissingError
-from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
+from tranlog.service.frame.command import AsJson, answer, new_app
 
 if TYPE_CHECKING:
     from tranlog.service.upkeep.certificates import MadeCertificate
@@ -21,11 +21,6 @@ cert_app = new_app(help="Certificates of a group's own authority.\n\n\b\nExample
 Folder = Annotated[str, typer.Option("--dir", metavar="DIR", help="Where the authority's files are.")]
 Days = Annotated[int, typer.Option("--days", metavar="N", min=1, help="Valid for so long.")]
 Whose = Annotated[str, typer.Argument(metavar="NAME", help="The name in the certificate.")]
-
-
-@cert_app.callback()
-def _cert(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 def _certificates() -> ModuleType:
@@ -37,11 +32,8 @@ def _certificates() -> ModuleType:
 
 
 def _print(made: MadeCertificate, as_json: bool) -> None:
-    if as_json:
-        print_json(made)
-    else:
-        key = "its key is in the same file" if made.key == made.certificate else f"its key is {made.key}"
-        print(f"{made.certificate} is valid until {made.valid_until}; {key}, which nobody else may have")
+    key = "its key is in the same file" if made.key == made.certificate else f"its key is {made.key}"
+    answer(made, f"{made.certificate} is valid until {made.valid_until}; {key}, which nobody else may have", as_json)
 
 
 @cert_app.command("init")

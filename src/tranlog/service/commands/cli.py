@@ -67,6 +67,7 @@ from tranlog.service.frame.command import (
     Debug,
     Verbose,
     Version,
+    answer,
     complete_file,
     complete_service,
     confirm,
@@ -292,10 +293,8 @@ def _capture_text(work: Capture) -> str:
 
 
 def _show_capture(done: CaptureStatus, log: Log, as_json: bool) -> None:
-    if as_json:
-        print_json({**dataclasses.asdict(done), "log_ends_at": log.last_seqno, "epoch": log.epoch})
-    else:
-        print(f"captured {done.transactions} transactions; the log ends at seqno {log.last_seqno}, epoch {log.epoch}")
+    line = f"captured {done.transactions} transactions; the log ends at seqno {log.last_seqno}, epoch {log.epoch}"
+    answer({**dataclasses.asdict(done), "log_ends_at": log.last_seqno, "epoch": log.epoch}, line, as_json)
 
 
 class _Reporter:
@@ -338,7 +337,7 @@ def _said(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
 
 def _apply_options(config: Config, *, until: str | None, take_over: bool) -> ApplyOptions:
     """Return the options of one run. Raises ConfigError."""
-    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    options = config.apply_options()
     options = dataclasses.replace(options, until_seqno=_until(until), take_over=take_over)
     options.check()
     return options
@@ -452,12 +451,9 @@ def spark_package(
       tranlog apply --master spark://host:7077 --package tranlog-spark.zip
     """
     written = write_package(file)
-    if as_json:
-        print_json(msgspec.to_builtins(written))
-        return
     note = written.note
-    print(f"{written.path}: {written.size / 1e6:.1f} MB; tranlog {note.tranlog}, {', '.join(note.libraries)}")
-    print(f"for workers with {note.python} on {note.machine}")
+    first = f"{written.path}: {written.size / 1e6:.1f} MB; tranlog {note.tranlog}, {', '.join(note.libraries)}"
+    answer(written, (first, f"for workers with {note.python} on {note.machine}"), as_json)
 
 
 @app.command("run")
@@ -581,20 +577,11 @@ def status(
         raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")
     config = config_of(ctx)
     found = status_module.service_status(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
-    if as_json:
-        print_json(status_module.status_json(found))
-    else:
-        for line in status_module.status_lines(found):
-            print(line)
+    answer(status_module.status_json(found), status_module.status_lines(found), as_json)
     return max((exit_code_of(error) for error in found.problems.values()), default=ExitCode.DONE)
 
 
 # --- tables ----------------------------------------------------------------------------------------------
-
-
-@tables_app.callback()
-def _tables(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 @tables_app.command("create")
@@ -624,11 +611,8 @@ def tables_create(
     if dry_run:
         shown = {table.name: create_statements(options.kind, table) for table in tables}
     else:
-        target = open_target(options)
-        try:
+        with closing(open_target(options)) as target:
             made = {table.name: target.rows.create_table(table) for table in tables}
-        finally:
-            target.close()
         shown = {name: [statements] for name, statements in made.items() if statements}
     if as_json:
         print_json({"created": {} if dry_run else shown, "statements": shown, "tables": len(tables)})
@@ -661,11 +645,6 @@ def _tables_of_source(config: Config) -> list[TableMap]:
 
 
 # --- position --------------------------------------------------------------------------------------------
-
-
-@position_app.callback()
-def _position(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 @position_app.command("get")
@@ -725,23 +704,19 @@ def position_set(
         if told and not yes:
             confirm(f"Put pipeline {name} at seqno {seqno}?")
 
-    with open_readable(config.log_dir) as reader:
-        target = open_target(config.wanted_target())
-        try:
-            move = set_position(
-                target,
-                reader,
-                pipeline=name,
-                seqno=Seqno(seqno),
-                channel=channel,
-                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).shard_plan(),
-                clock=SystemClock(),
-                watch_s=WATCH_S,
-                take_over=take_over,
-                agree=agree,
-            )
-        finally:
-            target.close()
+    with open_readable(config.log_dir) as reader, closing(open_target(config.wanted_target())) as target:
+        move = set_position(
+            target,
+            reader,
+            pipeline=name,
+            seqno=Seqno(seqno),
+            channel=channel,
+            plan=config.apply_options().shard_plan(),
+            clock=SystemClock(),
+            watch_s=WATCH_S,
+            take_over=take_over,
+            agree=agree,
+        )
     _show_rows(name, move.after, as_json)
 
 
@@ -766,23 +741,14 @@ def position_reset(
     name = config.pipeline.name if pipeline is None else pipeline
     if not yes:
         confirm(f"Forget the position of pipeline {name} at {config.wanted_target().kind}?")
-    target = open_target(config.wanted_target())
-    try:
+    plan = config.apply_options().shard_plan()
+    with closing(open_target(config.wanted_target())) as target:
         found = reset_position(
-            target,
-            pipeline=name,
-            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).shard_plan(),
-            clock=SystemClock(),
-            watch_s=WATCH_S,
-            take_over=take_over,
+            target, pipeline=name, plan=plan, clock=SystemClock(), watch_s=WATCH_S, take_over=take_over
         )
-    finally:
-        target.close()
     drop_hold(config.log_dir, name)  # what is known of the pipeline beside its target
-    if as_json:
-        print_json({"pipeline": name, "forgotten": found})
-    else:
-        print(f"pipeline {name} {'starts anew' if found else 'had no position, and starts anew'}")
+    line = f"pipeline {name} {'starts anew' if found else 'had no position, and starts anew'}"
+    answer({"pipeline": name, "forgotten": found}, line, as_json)
 
 
 # --- reset -----------------------------------------------------------------------------------------------
@@ -832,12 +798,9 @@ def reset(
         if not yes:
             confirm(f"Remove {len(plan.files)} files, {plan.bytes} bytes, of the log at {config.log_dir}?")
         plan = clear_log(config.log_dir, after=told, keep_position=not forget_position)
-    if as_json:
-        print_json({"cleared": not dry_run, "files": plan.files, "bytes": plan.bytes, "mark": plan.mark})
-        return
-    last = plan.mark.gtid
     verb = "would remove" if dry_run else "removed"
-    print(f"{verb} {len(plan.files)} files, {plan.bytes} bytes; the next log begins after {last}")
+    line = f"{verb} {len(plan.files)} files, {plan.bytes} bytes; the next log begins after {plan.mark.gtid}"
+    answer({"cleared": not dry_run, "files": plan.files, "bytes": plan.bytes, "mark": plan.mark}, line, as_json)
 
 
 def _gtid(text: str) -> Gtid:

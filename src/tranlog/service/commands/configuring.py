@@ -18,7 +18,7 @@ from tranlog.errors import ConfigError
 from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
 from tranlog.service.config.template import SOURCES, TARGETS, shown, template
 from tranlog.service.config.urls import following, source_url, target_url
-from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
+from tranlog.service.frame.command import AsJson, answer, new_app
 from tranlog.service.process.operating import OperatingOptions
 from tranlog.target.options import TargetKind
 
@@ -91,22 +91,14 @@ def init(
             stream.write(text)
     except FileExistsError as exc:
         raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
-    if as_json:
-        print_json({"file": file, "service": name})
-    else:
-        both = "`tranlog capture`, `tranlog apply`, or `tranlog run` for both"
-        first = "`tranlog doctor`, then `tranlog run`" if of_urls else both
-        print(f"wrote {file} for service {name}; next: {first}")
+    both = "`tranlog capture`, `tranlog apply`, or `tranlog run` for both"
+    first = "`tranlog doctor`, then `tranlog run`" if of_urls else both
+    answer({"file": file, "service": name}, f"wrote {file} for service {name}; next: {first}", as_json)
 
 
 def _owners(path: str, flags: int) -> int:
     """Open a file that only its owner reads."""
     return os.open(path, flags, 0o600)
-
-
-@config_app.callback()
-def _config(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 @config_app.command("check")
@@ -131,10 +123,8 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
             ports.check()
         except ConfigError as exc:
             raise read.refusal(f"{section}.{exc.option}", exc.value, exc.why) from exc
-    if as_json:
-        print_json({"file": config.file, "service": config.service})
-    else:
-        print(f"{config.file} is a configuration of service {config.service}")
+    line = f"{config.file} is a configuration of service {config.service}"
+    answer({"file": config.file, "service": config.service}, line, as_json)
 
 
 @config_app.command("show")
@@ -156,11 +146,8 @@ def show(
     read = reading(find_file(conf=conf, service=service))
     config = made(read)
     rows = list(shown(read, service=config.service, source=None if config.source is None else config.source.kind))
-    if as_json:
-        print_json({"values": [{"key": key, "value": value, "origin": where} for key, value, where in rows]})
-        return
-    for key, value, where in rows:
-        print(f"{key} = {value}  # {where}" if origin else f"{key} = {value}")
+    lines = [f"{key} = {value}  # {where}" if origin else f"{key} = {value}" for key, value, where in rows]
+    answer({"values": [{"key": key, "value": value, "origin": where} for key, value, where in rows]}, lines, as_json)
 
 
 @config_app.command("schema")

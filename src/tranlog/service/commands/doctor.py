@@ -94,7 +94,7 @@ def examine(config: Config) -> list[PartOfService]:
             if len(parts[1].findings) > 1 and told.subject not in [one.subject for one in parts[1].findings]:
                 parts[1].findings.append(told)
         if config.target is not None:
-            options = config.pipeline.apply_options(log_dir=config.log_dir, target=_hurried(config.target))
+            options = config.apply_options(_hurried(config.target))
             kind_name = "" if source is None else source.kind
             parts.append(PartOfService("target", list(examine_target(options, clock, listed, source_kind=kind_name))))
         parts[0].findings.extend(spark.result())

@@ -10,16 +10,11 @@ from typing import Annotated
 import typer
 
 from tranlog.service.commands.orders import config_of
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, say
 from tranlog.service.frame.tables import table_lines
 from tranlog.source.kinds import SourceObject, source_kind
 
 source_app = new_app(help="What capture made at the source.\n\n\b\nExample:\n  tranlog source list")
-
-
-@source_app.callback()
-def _source(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 def _show(found: list[SourceObject], as_json: bool) -> None:

@@ -34,7 +34,7 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import AsJson, one_of, print_json
+from tranlog.service.frame.command import AsJson, answer, one_of, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
@@ -311,10 +311,8 @@ def flush(
       tranlog flush --timeout 30
     """
     found = asks("/flush", WithinTime(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
-    if as_json:
-        print_json(found)
-    else:
-        print(f"{'applied' if found['reached'] else 'not applied in time'}: everything up to seqno {found['seqno']}")
+    how = "applied" if found["reached"] else "not applied in time"
+    answer(found, f"{how}: everything up to seqno {found['seqno']}", as_json)
     return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
 
 
@@ -337,11 +335,7 @@ def reload(
       tranlog -service shop reload --timeout 600
     """
     found = asks("/reload", WithinTime(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
-    if as_json:
-        print_json(found)
-    else:
-        for line in _reloaded(found):
-            print(line)
+    answer(found, _reloaded(found), as_json)
     return ExitCode.CHECK_FAILED if found["plan"] == ReplanEnd.DRAINING else ExitCode.DONE
 
 
@@ -390,10 +384,7 @@ def heartbeat(
     else:
         running = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
     found = running.ask("/heartbeat", Beat(name=name))
-    if as_json:
-        print_json(found)
-    else:
-        print(f"heartbeat {found['heartbeat']} is on its way into the log")
+    answer(found, f"heartbeat {found['heartbeat']} is on its way into the log", as_json)
 
 
 def show_view(
@@ -405,11 +396,7 @@ def show_view(
         raise typer.BadParameter(f"{name!r} is none of {', '.join(VIEW_NAMES)}", param_hint="-name")
     status = _look(config(), wanted, watch_s=watch_s) if running is None else running.status()
     shown = view(wanted, status)
-    if as_json:
-        print_json(json_form(shown))
-        return
-    for line in print_form(name, shown):
-        print(line)
+    answer(json_form(shown), print_form(name, shown), as_json)
 
 
 def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus:
@@ -427,7 +414,7 @@ def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus
             pass  # `tranlog status` has the error; here it is a source that does not tell
     status = gather(
         config.log_dir,
-        config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()),
+        config.apply_options(),
         clock=SystemClock(),
         watch_s=watch_s if wanted == "tasks" else 0.0,
         log_options=config.log,

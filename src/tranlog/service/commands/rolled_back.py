@@ -31,7 +31,7 @@ from tranlog.replication.acting.rollback import (
     saved_rollbacks,
 )
 from tranlog.replication.rules.syncup import Saved
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -41,11 +41,6 @@ rollback_app = new_app(
     help="What rollbacks took out of a node's log.\n\n\b\nExample:\n  tranlog --conf a.toml rollback list"
 )
 Number = Annotated[int, typer.Argument(metavar="NUMBER", help="As `tranlog rollback list` shows it.", min=0)]
-
-
-@rollback_app.callback()
-def _rollback(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 @rollback_app.command("list")

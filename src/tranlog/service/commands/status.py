@@ -82,7 +82,7 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
     """
     options = process = source = None
     if config.target is not None:
-        options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.target)
+        options = config.apply_options()
         process = _asked(config)
     found = gather(
         config.log_dir,

@@ -97,20 +97,16 @@ def verify(
             print_result(result)
         return ExitCode.DONE if result.equal else ExitCode.CHECK_FAILED
     deadline = clock.monotonic() + wait_s
-    target = open_target(config.wanted_target())
-    try:
-        with Progress() as progress:
+    with closing(open_target(config.wanted_target())) as target, Progress() as progress:
 
-            def told(where: str, count: int) -> None:
-                progress.update(f"verify: {where}", count, unit="rows")
+        def told(where: str, count: int) -> None:
+            progress.update(f"verify: {where}", count, unit="rows")
 
-            while True:
-                verdicts = _compare(config, target, table, rows, told)
-                if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
-                    break
-                clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
-    finally:
-        target.close()
+        while True:
+            verdicts = _compare(config, target, table, rows, told)
+            if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                break
+            clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
     equal = all(one.equal for one in verdicts)
     source = config.wanted_source()
     caveat = source_kind(source.kind).caveat(source)
@@ -152,15 +148,12 @@ def check(
         found = {"seqno": -1, "reached": False}
         deadline = 0.0
     config = config_of(ctx)
-    target = open_target(config.wanted_target())
-    try:
+    with closing(open_target(config.wanted_target())) as target:
         while True:
             verdicts = _compare(config, target, table or (), 3, lambda *_: None)
             if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
                 break
             clock.sleep(0.5)
-    finally:
-        target.close()
     differing = [one.table for one in verdicts if not one.equal]
     waits = {one.table: one.waits for one in verdicts if one.waits}
     if as_json:

@@ -41,10 +41,6 @@ class PipelineOptions(PipelineKeys):
 
     apply: ApplyOptions
 
-    def apply_options(self, *, log_dir: str, target: TargetOptions) -> ApplyOptions:
-        """Return what the pipeline is to apply, from where to where."""
-        return dataclasses.replace(self.apply, log_dir=log_dir, target=target)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -75,6 +71,10 @@ class Config:
         if kind != "thl" or not colon or not path:
             raise ConfigError(option="--source", value=text, why="thl:DIR, the log directory of a Java replicator")
         return dataclasses.replace(self, source=source_kind(kind).options(path=path, source_id=self.service))
+
+    def apply_options(self, target: TargetOptions | None = None) -> ApplyOptions:
+        """Return what the pipeline applies, from the log into the configured target or this one. Raises ConfigError."""
+        return dataclasses.replace(self.pipeline.apply, log_dir=self.log_dir, target=target or self.wanted_target())
 
     def wanted_target(self) -> TargetOptions:
         """Return the target's options. Raises ConfigError where there are none."""
@@ -171,7 +171,7 @@ def made(reading: Reading) -> Config:
     )
     if config.target is not None:
         with make.naming("pipeline"):
-            pipeline.apply_options(log_dir=config.log_dir, target=config.target).check()
+            config.apply_options().check()
     return config
 
 

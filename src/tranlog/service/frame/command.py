@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import FrameType
@@ -84,14 +84,19 @@ class App(typer.Typer):
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """Return an empty program with our way of help: plain text, no colours, examples kept line by line."""
-    return App(
+    """Return an empty program with our way of help: plain text, no colours, examples kept line by line.
+
+    Without a command it shows its help, as bad usage; a program with options in front has a callback of its own.
+    """
+    app = App(
         cls=Commands,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings=HELP_NAMES,
         **options,
     )
+    app.callback()(require_command)
+    return app
 
 
 def require_command(ctx: typer.Context) -> None:
@@ -212,6 +217,15 @@ def log_of(ctx: typer.Context) -> str:
 def print_json(result: object) -> None:
     """Print one result as one line of JSON."""
     print(json_line(result))
+
+
+def answer(result: object, lines: str | Iterable[str], as_json: bool) -> None:
+    """Print what a command found: the result as one line of JSON, or the lines that say it to people."""
+    if as_json:
+        print_json(result)
+        return
+    for line in (lines,) if isinstance(lines, str) else lines:
+        print(line)
 
 
 def say(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from tranlog.addresses import is_loopback, split_address
-from tranlog.errors import ControlError, TranlogError
+from tranlog.errors import ControlError, LogLockedError, TranlogError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.status.view import PipelineStatus
 from tranlog.service.config.config import Config, find_file, load
@@ -37,6 +37,7 @@ _NEWER: Final = "Use the release that the pipeline runs with"
 _AGAIN: Final = "See whether its process runs, and take the message again"
 
 AnswerT = TypeVar("AnswerT")
+OpenedT = TypeVar("OpenedT", bound=contextlib.AbstractContextManager[object])
 Watch = Callable[[Mapping[str, Any]], None]
 
 
@@ -304,6 +305,28 @@ class _Elsewhere:
 def operations_of(running: RunningPipeline, part: type[AnswerT], *, timeout_s: float) -> AnswerT:
     """Return a part of a running process: each of its operations is asked there. Raises as `RunningPipeline.ask`."""
     return cast(AnswerT, _Elsewhere(running, part, timeout_s))
+
+
+@contextlib.contextmanager
+def opened_or_asked(
+    open_it: Callable[[], OpenedT], part: Callable[[OpenedT], AnswerT], owner: RunningPipeline, *, timeout_s: float
+) -> Iterator[AnswerT]:
+    """Give a part of what this process opens; where another has it open, the same part of that one.
+
+    Raises as `open_it`; LogLockedError where its owner does not answer.
+    """
+    try:
+        opened = open_it()
+    except LogLockedError as locked:
+        try:
+            owner.ask("/livez")
+        except ControlError:
+            raise locked from None
+        assert isinstance(part, type)
+        yield operations_of(owner, part, timeout_s=timeout_s)
+        return
+    with opened:
+        yield part(opened)
 
 
 def owner_of(store_dir: str) -> RunningPipeline:

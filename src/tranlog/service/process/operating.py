@@ -288,23 +288,19 @@ class Operator:
         options = self._operation.options
 
         def move() -> None:
-            target = open_target(options.target)
-            try:
-                with open_readable(options.log_dir) as reader:
-                    set_position(
-                        target,
-                        reader,
-                        pipeline=options.pipeline,
-                        seqno=Seqno(seqno - 1),
-                        channel=None,
-                        plan=options.shard_plan(),
-                        clock=self._clock,
-                        watch_s=1.3,
-                        take_over=False,
-                        agree=lambda move: logger.warning("repositioned by its operator: %s", move.consequences()),
-                    )
-            finally:
-                target.close()
+            with contextlib.closing(open_target(options.target)) as target, open_readable(options.log_dir) as reader:
+                set_position(
+                    target,
+                    reader,
+                    pipeline=options.pipeline,
+                    seqno=Seqno(seqno - 1),
+                    channel=None,
+                    plan=options.shard_plan(),
+                    clock=self._clock,
+                    watch_s=1.3,
+                    take_over=False,
+                    agree=lambda move: logger.warning("repositioned by its operator: %s", move.consequences()),
+                )
 
         return move
 

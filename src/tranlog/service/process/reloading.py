@@ -45,7 +45,7 @@ class ConfigFile:
         """Read the file as it is now. Raises ConfigError, naming file, key and reason; it changes nothing."""
         config = load(self._file, environ=self._environ)
         values = dict(_flat(reading(self._file).in_file))
-        wanted = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+        wanted = config.apply_options()
         at_restart = {
             key
             for key in self._values.keys() | values.keys()

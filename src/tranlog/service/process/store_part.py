@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tranlog.errors import ConfigError, ControlError, LogClosedError, LogLockedError, NotHeldError, QueueError
+from tranlog.errors import ConfigError, ControlError, LogClosedError, NotHeldError, QueueError
 from tranlog.ids import lsn_text
 from tranlog.queues.backup import back_up
 from tranlog.queues.by_hand import StoreVerdict
@@ -25,7 +25,7 @@ from tranlog.queues.standing import Pinned, StoreStatus
 from tranlog.queues.store import MessageStore
 from tranlog.service.config.exposure import Role
 from tranlog.service.process import api
-from tranlog.service.process.client import operations_of, owner_of
+from tranlog.service.process.client import opened_or_asked, operations_of, owner_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -232,21 +232,9 @@ def store_looks(path: str) -> Iterator[StoreLooks]:
         yield StoreLooks(reader)
 
 
-@contextmanager
-def store_part(path: str, open_store: Callable[[str], MessageStore]) -> Iterator[StorePart]:
+def store_part(path: str, open_store: Callable[[str], MessageStore]) -> AbstractContextManager[StorePart]:
     """Give whoever can change the store at `path`: this process, which opens it, or the one that serves it.
 
     Raises as `open_store`; LogLockedError where its owner does not answer.
     """
-    try:
-        store = open_store(path)
-    except LogLockedError as locked:
-        owner = owner_of(path)
-        try:
-            owner.ask("/livez")
-        except ControlError:
-            raise locked from None
-        yield operations_of(owner, StorePart, timeout_s=_TIMEOUT_S)
-        return
-    with store:
-        yield StorePart(store)
+    return opened_or_asked(lambda: open_store(path), StorePart, owner_of(path), timeout_s=_TIMEOUT_S)

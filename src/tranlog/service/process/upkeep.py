@@ -8,15 +8,13 @@ Source: tokumx-replication, "Oplog Management": addPartition, trimToGTID and tri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-from tranlog.errors import ControlError, LogLockedError
 from tranlog.ids import Seqno
 from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.log.writing.log import Log
 from tranlog.service.process.api import Added, Trim, Trimmed, post
-from tranlog.service.process.client import operations_of, writer_of
+from tranlog.service.process.client import opened_or_asked, writer_of
 
 _TIMEOUT_S = 600.0
 """A large transaction has to end before a segment can."""
@@ -52,21 +50,9 @@ class LogUpkeep:
         )
 
 
-@contextmanager
-def upkeep_of(path: str) -> Iterator[LogUpkeep]:
+def upkeep_of(path: str) -> AbstractContextManager[LogUpkeep]:
     """Give whoever can write the log at `path`: this process, or the capture that runs.
 
     Raises as `Log.open_for_upkeep`; LogLockedError where its writer does not answer.
     """
-    try:
-        log = Log.open_for_upkeep(path)
-    except LogLockedError as locked:
-        writer = writer_of(path)
-        try:
-            writer.ask("/livez")
-        except ControlError:
-            raise locked from None
-        yield operations_of(writer, LogUpkeep, timeout_s=_TIMEOUT_S)
-        return
-    with log:
-        yield LogUpkeep(log)
+    return opened_or_asked(lambda: Log.open_for_upkeep(path), LogUpkeep, writer_of(path), timeout_s=_TIMEOUT_S)

@@ -9,7 +9,7 @@ import typer
 
 from tranlog.codecs.converting import MEANINGS, Conversion, Finding, convert
 from tranlog.codecs.opening import Codec
-from tranlog.service.frame.command import print_json, say
+from tranlog.service.frame.command import answer, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 
@@ -76,10 +76,7 @@ def convert_command(
             show=show,
             progress=lambda what, so_far, total: progress.update(f"convert: {what}", so_far, total, "transactions"),
         )
-    if as_json:
-        print_json({**msgspec.to_builtins(done), "complete_before": done.complete_before})
-    else:
-        print(outcome_line(done))
+    answer({**msgspec.to_builtins(done), "complete_before": done.complete_before}, outcome_line(done), as_json)
     return ExitCode.DONE
 
 

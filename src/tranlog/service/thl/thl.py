@@ -10,6 +10,7 @@ Source: thl-internals, "'thl' Utility"; docs/conformance.md, B7.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated, Final
 
 import msgspec
@@ -27,6 +28,7 @@ from tranlog.service.frame.command import (
     Debug,
     Verbose,
     Version,
+    answer,
     complete_file,
     complete_service,
     confirm,
@@ -137,7 +139,7 @@ def index(
     with Progress("index: reading the log"):
         log = open_shown(ctx)
         segments = log.segments()
-    try:
+    with closing(log):
         for one in segments:
             if as_json:
                 print_json(
@@ -146,8 +148,6 @@ def index(
             else:
                 print(listing.index_line(one.name, one.first_seqno, one.last_seqno))
         log.check_whole()
-    finally:
-        log.close()
 
 
 @app.command("info")
@@ -161,8 +161,7 @@ def info(
     Example:
       thl -dir log info
     """
-    log = open_shown(ctx)
-    try:
+    with closing(open_shown(ctx)) as log:
         first, last = log.ends()
         segments = [
             listing.SegmentShown(file=one.name, bytes=one.bytes, modified_ms=one.modified_ms) for one in log.segments()
@@ -170,14 +169,8 @@ def info(
         for note in log.notes():
             say(f"note: {note}")
         shown = listing.overview(log.path, segments, first=first, last=last, history=log.history)
-        if as_json:
-            print_json(shown)
-        else:
-            for line in listing.overview_lines(shown):
-                print(line)
+        answer(shown, listing.overview_lines(shown), as_json)
         log.check_whole()
-    finally:
-        log.close()
 
 
 @app.command("skip", hidden=True)
@@ -232,11 +225,7 @@ def purge(
         print(line if low is not None or high is not None else "Deleting all events")
     with Progress("purge: removing transactions"):
         shown, said = remove(path, codec, low=low, high=high)
-    if as_json:
-        print_json(shown)
-    else:
-        for one in said or ["nothing was removed: no whole segment lies in the range"]:
-            print(one)
+    answer(shown, said or ["nothing was removed: no whole segment lies in the range"], as_json)
 
 
 @app.command("verify")
@@ -259,11 +248,7 @@ def verify(
             progress.update("checked", done, total, "bytes")
 
         found = check(path, progress=tell)
-    if as_json:
-        print_json({**msgspec.to_builtins(found), "sound": found.sound})
-    else:
-        for line in listing.verify_lines(found):
-            print(line)
+    answer({**msgspec.to_builtins(found), "sound": found.sound}, listing.verify_lines(found), as_json)
     if found.sound:
         return ExitCode.DONE
     say(
@@ -373,11 +358,7 @@ def diff(
             shown=shown,
             progress=lambda done, total: progress.update("compared", done, total, "transactions"),
         )
-    if as_json:
-        print_json({**msgspec.to_builtins(found), "agree": found.agree})
-    else:
-        for line in integrity.diff_lines(found):
-            print(line)
+    answer({**msgspec.to_builtins(found), "agree": found.agree}, integrity.diff_lines(found), as_json)
     return ExitCode.DONE if found.agree else ExitCode.CHECK_FAILED
 
 

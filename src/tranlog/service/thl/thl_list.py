@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -284,8 +285,7 @@ def list_(
         raise typer.BadParameter("stands beside -seqno, -low and -high only", param_hint="-abandoned")
     form = form_of(sql=sql, headers=headers, as_json=as_json)
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
-    log = open_shown(ctx, checksum=not no_checksum)
-    try:
+    with closing(open_shown(ctx, checksum=not no_checksum)) as log:
         for note in log.notes():
             say(f"note: {note}")
         if abandoned:
@@ -313,8 +313,6 @@ def list_(
                         progress.update(f"listed up to seqno {seqno} of {end}")
 
                     _print(log.lines(first, end, form, style, passed), form)
-    finally:
-        log.close()
     return ExitCode.DONE
 
 
@@ -385,8 +383,7 @@ def tail(
         raise typer.BadParameter("stands alone, without -headers: a stream is no array", param_hint="-json")
     form = form_of(sql=sql, headers=headers, as_json=as_json)
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
-    log = open_shown(ctx, checksum=not no_checksum)
-    try:
+    with closing(open_shown(ctx, checksum=not no_checksum)) as log:
         if hold is not None and not (follow and isinstance(log, NativeShown)):
             raise typer.BadParameter("goes with -f, and with a native log", param_hint="-hold")
         first, newest = log.ends()
@@ -401,6 +398,4 @@ def tail(
         with stop_signals(stop.set, quiet=True):  # that is how it ends
             for line in log.follow(begin, form, style, stop, hold):
                 print(line, flush=True)
-        return ExitCode.DONE
-    finally:
-        log.close()
+    return ExitCode.DONE

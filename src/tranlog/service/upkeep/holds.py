@@ -17,17 +17,12 @@ from tranlog.clock import SystemClock
 from tranlog.errors import PipelineHeldError, TranlogError
 from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
 from tranlog.service.config.config import find_log
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.command import AsJson, answer, confirm, new_app, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
 
 hold_app = new_app(help="Who still needs the log: it is not purged.\n\n\b\nExample:\n  tranlog hold list")
-
-
-@hold_app.callback()
-def _hold(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 def hold_json(one: Hold, *, running: bool) -> dict[str, object]:
@@ -69,11 +64,8 @@ def list_holds(ctx: typer.Context, directory: Directory = None, as_json: AsJson 
     """
     path = log_of(ctx, directory)
     found = [(one, is_running(path, one.name)) for one in read_holds(path)]
-    if as_json:
-        print_json({"holds": [hold_json(one, running=running) for one, running in found]})
-        return
-    for line in hold_lines(found, SystemClock().now_ms()):
-        print(line)
+    shown = [hold_json(one, running=running) for one, running in found]
+    answer({"holds": shown}, hold_lines(found, SystemClock().now_ms()), as_json)
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -13,7 +13,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.rules.critical_path import CriticalPath
 from tranlog.pipeline.upkeep.critical_path import critical_path as path_of
 from tranlog.pipeline.upkeep.critical_path import name_of
-from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.frame.command import AsJson, answer
 from tranlog.service.frame.progress import Progress
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -51,11 +51,7 @@ def critical_path(
             raise typer.BadParameter(f"the log holds seqno {held.first_seqno} to {held.last_seqno}")
         found = path_of(log, Seqno(begin), Seqno(end), progress.update)
         names = [name_of(log, one.value, one.seqno) or f"hash {one.value:08x}" for one in found.hot]
-    if as_json:
-        print_json(_json(begin, end, found, names))
-    else:
-        for line in _lines(begin, end, found, names):
-            print(line)
+    answer(_json(begin, end, found, names), _lines(begin, end, found, names), as_json)
 
 
 def _lines(first: int, last: int, found: CriticalPath, names: list[str]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.service.config.config import find_log
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.command import AsJson, answer, confirm, new_app, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.service.frame.tables import table_lines
@@ -49,11 +49,6 @@ Directory = Annotated[
     str | None,
     typer.Option("--dir", "-dir", metavar="PATH", help="The log directory itself, without a configuration."),
 ]
-
-
-@log_app.callback()
-def _log(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 def log_of(ctx: typer.Context, directory: str | None) -> str:
@@ -282,11 +277,8 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
                     reader.check_whole()
                 except CorruptRecordError as exc:
                     hole = exc
-    if as_json:
-        print_json({"segments": [segment_json(row) for row in rows], "spill": [spill_json(*row) for row in spill]})
-    else:
-        for line in (*segment_lines(rows), *spill_lines(spill)):
-            print(line)
+    shown = {"segments": [segment_json(row) for row in rows], "spill": [spill_json(*row) for row in spill]}
+    answer(shown, (*segment_lines(rows), *spill_lines(spill)), as_json)
     if hole is not None:
         raise hole
 
@@ -308,11 +300,7 @@ def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = Fa
     with LogReader.open(path) as reader, Progress() as progress:
         found = log_extent(reader, clock=SystemClock(), report=progress.update)
     writer = capture_state(path)
-    if as_json:
-        print_json(extent_json(found, writer))
-    else:
-        for line in extent_lines(found, writer):
-            print(line)
+    answer(extent_json(found, writer), extent_lines(found, writer), as_json)
 
 
 @log_app.command("add")
@@ -329,10 +317,7 @@ def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False
     """
     with upkeep_of(log_of(ctx, directory)) as upkeep:
         done = upkeep.add()
-    if as_json:
-        print_json({"added": done.added, "closed": done.closed})
-    else:
-        print(f"added {done.added}; closed {done.closed}")
+    answer({"added": done.added, "closed": done.closed}, f"added {done.added}; closed {done.closed}", as_json)
 
 
 @log_app.command("trim")
