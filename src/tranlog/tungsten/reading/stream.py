@@ -13,7 +13,7 @@ import msgspec
 from tranlog.change import TableName
 from tranlog.errors import PayloadError
 from tranlog.log.records.format import TABLE_ITEMS_MAX
-from tranlog.tungsten.files.segments import TungstenSegment, event_header
+from tranlog.tungsten.files.segments import TungstenSegment, filtered_header
 from tranlog.tungsten.reading.reader import TungstenCursor, TungstenReader
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.rules.arrange import Piece, Whole, arrange
@@ -91,18 +91,8 @@ def fillers(first: int, last: int, like: Outer) -> Iterator[NativeFragment]:
 
 def range_end(segment: TungstenSegment, record: EventRecord) -> tuple[int, int] | None:
     """Return the (seqno, fragno) up to which a filtered range reaches, None for any other event."""
-    if not segment.payload(record).endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
-        return None
-    try:
-        header = event_header(segment, record)
-    except PayloadError:
-        return None
-    if header is None or not header.filtered:
-        return None
-    return (
-        header.seqno if header.seqno_end is None else max(header.seqno, header.seqno_end),
-        header.fragno if header.fragno_end is None else header.fragno_end,
-    )
+    header = filtered_header(segment, record)
+    return None if header is None else header.end
 
 
 def stand_before(reader: TungstenReader, seqno: int | None, *, strict: bool, all_there: bool = False) -> WholeReader:

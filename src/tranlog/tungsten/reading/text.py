@@ -42,31 +42,13 @@ from tranlog.tungsten.records.event import (
 )
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
+from tranlog.tungsten.rules.translate import SQL_TYPES
 from tranlog.types import F32, Date, Datetime, date_text, datetime_text
 
 _PACKAGE: Final = "com.continuent.tungsten.replicator.event."
 EVENT_TYPE: Final = f"{_PACKAGE}ReplDBMSEvent"
 FILTERED_TYPE: Final = f"{_PACKAGE}ReplDBMSFilteredEvent"
 SQL_BLOB: Final = 2004
-_SQL_TYPES: Final = {
-    -15: "NCHAR",
-    -9: "NVARCHAR",
-    -7: "BIT",
-    0: "NULL",
-    1: "CHAR",
-    2: "NUMERIC",
-    3: "DECIMAL",
-    4: "INTEGER",
-    6: "FLOAT",
-    8: "DOUBLE",
-    12: "VARCHAR",
-    91: "DATE",
-    92: "TIME",
-    93: "TIMESTAMP",
-    1111: "OTHER",
-    SQL_BLOB: "BLOB",
-    2005: "CLOB",
-}
 
 
 # --- values ----------------------------------------------------------------------------------------------
@@ -256,8 +238,9 @@ def _cell_lines(label: str, specs: Sequence[ColumnSpec], row: Sequence[Cell], st
 
 
 def _spec_text(spec: ColumnSpec) -> str:
+    kind, _ = SQL_TYPES.get(spec.sql_type, ("UNKNOWN", None))
     return (
-        f"index={spec.index} name={spec.name or ''} type={spec.sql_type} [{_SQL_TYPES.get(spec.sql_type, 'UNKNOWN')}] "
+        f"index={spec.index} name={spec.name or ''} type={spec.sql_type} [{kind}] "
         f"length={spec.length} unsigned={bool_text(not spec.signed)} blob={bool_text(spec.sql_type == SQL_BLOB)} "
         f"desc={spec.description or ''}"
     )

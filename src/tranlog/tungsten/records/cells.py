@@ -17,7 +17,17 @@ from uuid import UUID
 from tranlog.change import Column
 from tranlog.tungsten.records import values
 from tranlog.tungsten.records.event import ColumnSpec
-from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of, unscaled_of
+from tranlog.tungsten.records.values import (
+    BinaryText,
+    Cell,
+    Flag,
+    Long,
+    Moment,
+    Unscaled,
+    decimal_value,
+    moment_value,
+    unscaled_of,
+)
 from tranlog.types import (
     F32,
     Bit,
@@ -189,19 +199,11 @@ def value_of(cell: Cell, column: Column) -> Value:
         case Unscaled(raw=raw, scale=scale):
             if logical in (LogicalType.INTEGER, LogicalType.ANY) and scale == 0 and len(raw) == 9:
                 return int.from_bytes(raw, "big")
-            exact = decimal_of(cell)
-            return Other("DECIMAL", f"0x{raw.hex()} scale {scale}") if exact is None else exact
+            return decimal_value(cell)
         case BinaryText(raw=raw):
             return CharsetBytes("binary" if column.charset is None else column.charset, raw)
-        case Moment(kind=kind, millis=millis, nanos=nanos, zone=zone):
-            if millis is None:
-                return ZeroDate(_ZERO_TEXT.get(logical, "0000-00-00"))
-            micros = millis * 1000 + (nanos or 0) // 1000
-            if kind == values.TIMESTAMP:
-                return Instant(micros)
-            if kind == values.TIME:
-                return Time(micros)
-            return Date(millis // _DAY_MS) if zone is None else Datetime(micros)
+        case Moment():
+            return moment_value(cell, ZeroDate(_ZERO_TEXT.get(logical, "0000-00-00")))
 
 
 def _text_value(text: str, column: Column) -> Value:

@@ -124,6 +124,14 @@ class EventHeader(msgspec.Struct, frozen=True, kw_only=True):
     seqno_end: int | None = None
     fragno_end: int | None = None
 
+    @property
+    def end(self) -> tuple[int, int] | None:
+        """The (seqno, fragno) up to which a filtered range reaches; None for any other event."""
+        if not self.filtered:
+            return None
+        seqno = self.seqno if self.seqno_end is None else max(self.seqno, self.seqno_end)
+        return seqno, self.fragno if self.fragno_end is None else self.fragno_end
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One fragment of one transaction, or a filtered range."""

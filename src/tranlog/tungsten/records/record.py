@@ -33,15 +33,22 @@ class ImpossibleEvent(msgspec.Struct, frozen=True):
     why: str
 
 
-class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An event record's frame and outer header. `offset` is the first byte in the segment, `length` of the whole.
+class _Framed(msgspec.Struct, frozen=True, kw_only=True):
+    """A record's frame: its first byte in the segment, its whole length, its checksum."""
+
+    offset: int
+    length: int
+    crc_type: int
+    crc: int
+
+
+class EventRecord(_Framed, frozen=True, kw_only=True):
+    """An event record's frame and outer header.
 
     The payload is the `payload_length` bytes from `payload_offset` in the segment. Of the wall clock and the
     identity in the payload this knows nothing; readers filter by this header alone.
     """
 
-    offset: int
-    length: int
     seqno: int
     fragno: int
     last_frag: bool
@@ -50,8 +57,6 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     shard_id: str
     tstamp: int
-    crc_type: int
-    crc: int
     payload_offset: int
 
     @property
@@ -65,34 +70,22 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.offset + self.length
 
 
-class TungstenRotate(msgspec.Struct, frozen=True, kw_only=True):
+class TungstenRotate(_Framed, frozen=True, kw_only=True):
     """The last record of a segment; the log goes on in the segment of that number."""
 
-    offset: int
-    length: int
     next_segment: int
-    crc_type: int
-    crc: int
 
 
-class UnknownRecord(msgspec.Struct, frozen=True, kw_only=True):
+class UnknownRecord(_Framed, frozen=True, kw_only=True):
     """A sound frame around a record type that the replicator does not have."""
 
-    offset: int
-    length: int
     record_type: int
-    crc_type: int
-    crc: int
 
 
-class Damaged(msgspec.Struct, frozen=True, kw_only=True):
+class Damaged(_Framed, frozen=True, kw_only=True):
     """A whole record that is not what was written; the frame still tells where the next one begins."""
 
-    offset: int
-    length: int
     record_type: int
-    crc_type: int
-    crc: int
     why: str
 
 

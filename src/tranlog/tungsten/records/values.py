@@ -41,9 +41,6 @@ DECIMAL: Final = 12
 BINARYSTRING: Final = 13
 
 # java.sql.Types, of those that the ancestor writes
-SQL_BIT: Final = -7
-SQL_NUMERIC: Final = 2
-SQL_INTEGER: Final = 4
 SQL_OTHER: Final = 1111
 
 _ZERO: Final = {TIME: "00:00:00", TIMESTAMP: "0000-00-00 00:00:00", DATE: "0000-00-00"}
@@ -104,6 +101,24 @@ def decimal_of(cell: Unscaled) -> Decimal | None:
     return Decimal((1 if unscaled < 0 else 0, digits, -cell.scale))
 
 
+def decimal_value(cell: Unscaled) -> Decimal | Other:
+    """Return the decimal as a value of ours; one with too many bytes becomes its bytes in hex."""
+    exact = decimal_of(cell)
+    return Other("DECIMAL", f"0x{cell.raw.hex()} scale {cell.scale}") if exact is None else exact
+
+
+def moment_value(moment: Moment, zero: ZeroDate) -> Value:
+    """Return a date or a time as a value of ours; `zero` where it has no milliseconds."""
+    if moment.millis is None:
+        return zero
+    micros = moment.millis * 1000 + (moment.nanos or 0) // 1000
+    if moment.kind == TIMESTAMP:
+        return Instant(micros)
+    if moment.kind == TIME:
+        return Time(micros)
+    return Date(moment.millis // 86_400_000) if moment.zone is None else Datetime(micros)
+
+
 def unscaled_of(number: Decimal) -> Unscaled:
     """Return a finite decimal in the ancestor's form, its scale kept. Raises ValueError for NaN and infinities."""
     sign, digits, exponent = number.as_tuple()
@@ -134,16 +149,8 @@ def to_value(cell: Cell, *, sql_type: int, signed: bool, length: int, descriptio
         case Flag(value=bits):
             return Bit(max(length, bits.bit_length(), 1), bits) if bits >= 0 else Bit(32, bits & 0xFFFF_FFFF)
         case Unscaled():
-            exact = decimal_of(cell)
-            return Other("DECIMAL", f"0x{cell.raw.hex()} scale {cell.scale}") if exact is None else exact
+            return decimal_value(cell)
         case BinaryText(raw=raw):
             return CharsetBytes("binary", raw)
-        case Moment(kind=kind, millis=millis, nanos=nanos, zone=zone):
-            if millis is None:
-                return ZeroDate(_ZERO[kind])
-            micros = millis * 1000 + (nanos or 0) // 1000
-            if kind == TIMESTAMP:
-                return Instant(micros)
-            if kind == TIME:
-                return Time(micros)
-            return Date(millis // 86_400_000) if zone is None else Datetime(micros)
+        case Moment():
+            return moment_value(cell, ZeroDate(_ZERO[cell.kind]))

@@ -17,12 +17,13 @@ import binascii
 import enum
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from tranlog.change import NOOP, Change, Column, Op, Options, RowChange, Statement, TableMap, TableName
 from tranlog.errors import PayloadError
+from tranlog.header import TransactionHeader
 from tranlog.payload import (
     DDL_OPTION,
     Payload,
@@ -55,6 +56,7 @@ from tranlog.tungsten.records.event import (
     TableChange,
 )
 from tranlog.tungsten.records.payload import decode, encode
+from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.records.values import UNSCALED_BYTES_MAX, Cell, Moment, Unscaled, to_value
 from tranlog.types import UNCHANGED, LogicalType, Other, Tag, Value
 
@@ -136,27 +138,6 @@ _LOSS_OF_TAG: Final = {
 }
 
 
-class FragmentHeader(Protocol):
-    """What the header of a record says in either codec."""
-
-    @property
-    def seqno(self) -> int: ...
-    @property
-    def fragno(self) -> int: ...
-    @property
-    def last_frag(self) -> bool: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def source_id(self) -> str: ...
-    @property
-    def event_id(self) -> str: ...
-    @property
-    def shard_id(self) -> str: ...
-    @property
-    def tstamp(self) -> int: ...
-
-
 class Outer(msgspec.Struct, frozen=True, kw_only=True):
     """A record's header in the form that both codecs can write."""
 
@@ -170,11 +151,14 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
     tstamp: int
 
 
+FragmentHeader: TypeAlias = EventRecord | Outer | TransactionHeader
+"""The header of a record in either codec."""
+
+
 class NativeFragment(msgspec.Struct, frozen=True, kw_only=True):
     """A fragment of ours that stands for an event.
 
-    `end` is the (seqno, fragno) up to which a filtered range reaches; None for any other event. `tables` are those
-    touched, in order. `payload` holds `content`, and what is kept for the way back.
+    `tables` are those touched, in order. `payload` holds `content`, and what is kept for the way back.
     """
 
     outer: Outer
@@ -182,7 +166,6 @@ class NativeFragment(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     tables: tuple[TableName, ...]
     losses: frozenset[Loss] = frozenset()
-    end: tuple[int, int] | None = None
 
     @property
     def has_statement(self) -> bool:
@@ -191,7 +174,7 @@ class NativeFragment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TungstenFragment(msgspec.Struct, frozen=True, kw_only=True):
-    """An event's bytes that stand for a fragment of ours; `end` as in NativeFragment."""
+    """An event's bytes that stand for a fragment of ours. `end`: see `EventHeader.end`."""
 
     payload: bytes
     losses: frozenset[Loss] = frozenset()
@@ -278,11 +261,8 @@ def to_native(record: FragmentHeader, raw: bytes, *, keep: bool = True) -> Nativ
         raise PayloadError(why=str(exc), seqno=record.seqno) from exc
     if keep:
         payload = _with_form(payload, content, event, raw, outer, parts)
-    end = _end_of(event)
     tables = dict.fromkeys((c.table.schema, c.table.table) for c in changes if isinstance(c, RowChange))
-    return NativeFragment(
-        outer=outer, content=content, payload=payload, tables=tuple(tables), losses=frozenset(losses), end=end
-    )
+    return NativeFragment(outer=outer, content=content, payload=payload, tables=tuple(tables), losses=frozenset(losses))
 
 
 def missing_fragment(outer: Outer) -> NativeFragment:
@@ -431,7 +411,7 @@ def _is_year(description: str) -> bool:
 
 
 _DATE: Final = 91
-_SQL_TYPES: Final = {
+SQL_TYPES: Final = {
     4: ("INTEGER", LogicalType.INTEGER),
     -7: ("BIT", LogicalType.BIT),
     2: ("NUMERIC", LogicalType.DECIMAL),
@@ -472,7 +452,7 @@ def _foreign_map(
     columns = []
     for index in order:
         spec = by_index[index]
-        name, logical = _SQL_TYPES.get(spec.sql_type, (f"java.sql.Types {spec.sql_type}", LogicalType.ANY))
+        name, logical = SQL_TYPES.get(spec.sql_type, (f"java.sql.Types {spec.sql_type}", LogicalType.ANY))
         described = spec.description or name
         if index in datetimes or (spec.sql_type == _DATE and described.upper().startswith("DATETIME")):
             logical = LogicalType.DATETIME
@@ -564,24 +544,14 @@ def to_tungsten(header: FragmentHeader, payload: bytes) -> TungstenFragment | No
         raise PayloadError(why=f"what is kept of another codec is damaged ({exc})", seqno=header.seqno) from exc
     if form is not None and form.raw is not None:
         event = decode(form.raw)
-        return TungstenFragment(payload=form.raw, end=None if isinstance(event, JavaObject) else _end_of(event))
+        return TungstenFragment(payload=form.raw, end=None if isinstance(event, JavaObject) else event.header.end)
     if form is None and not content.changes and content.metadata == ((NOOP, MISSING),):
         return None
     found = _event_of(header, content, form)
     if found is None:
         raise PayloadError(why="what is kept of another codec does not fit the changes", seqno=header.seqno)
     event, losses = found
-    return TungstenFragment(payload=encode(event), losses=losses, end=_end_of(event))
-
-
-def _end_of(event: Event) -> tuple[int, int] | None:
-    header = event.header
-    if not header.filtered:
-        return None
-    return (
-        header.seqno if header.seqno_end is None else max(header.seqno, header.seqno_end),
-        header.fragno if header.fragno_end is None else header.fragno_end,
-    )
+    return TungstenFragment(payload=encode(event), losses=losses, end=event.header.end)
 
 
 def _event_of(header: FragmentHeader, content: Payload, form: _Form | None) -> tuple[Event, frozenset[Loss]] | None:

@@ -149,15 +149,12 @@ def _whole_before(path: str, disk: Disk, entry: DirectoryEntry, wrong: tuple[int
 
 def _records(path: str, disk: Disk, entry: DirectoryEntry) -> Iterator[EventRecord | TungstenRotate]:
     """Yield what is sound in a segment, passing over what is not as far as lengths lead."""
-    reader = TungstenSegment(path, entry.number, disk, checked=True)
     at = FILE_HEADER.size
-    try:
+    with closing(TungstenSegment(path, entry.number, disk, checked=True)) as reader:
         while not isinstance(found := reader.record(at), Short | BadLength):
             if isinstance(found, EventRecord | TungstenRotate):
                 yield found
             at = found.offset + found.length
-    finally:
-        reader.close()
 
 
 @dataclass(slots=True)

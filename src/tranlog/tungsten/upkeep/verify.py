@@ -7,6 +7,7 @@ tells where the next one begins, so one bad record is one problem and not the en
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import PayloadError
@@ -96,10 +97,9 @@ class _Walk:
                 why = getattr(entry.header, "why", "its header was not finished")
                 self.fault(entry.name, 0, self._seqno, why, Damage.HEADER)
             return
-        reader = TungstenSegment(self._path, entry.number, self._disk, checked=self._checked)
         rotate: TungstenRotate | None = None
         at = FILE_HEADER.size
-        try:
+        with closing(TungstenSegment(self._path, entry.number, self._disk, checked=self._checked)) as reader:
             while True:
                 outcome = reader.record(at)
                 if isinstance(outcome, Short | BadLength):
@@ -110,8 +110,6 @@ class _Walk:
                 at = outcome.offset + outcome.length
                 if self._progress is not None and self.records % 1024 == 0:
                     self._progress(self._done + at, self.total)
-        finally:
-            reader.close()
         self._done += entry.size
         torn = torn_end(outcome, entry.size, at)
         if newest:

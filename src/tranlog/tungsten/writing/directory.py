@@ -229,18 +229,16 @@ class TungstenLog(Closing):
         folder = join(self.path, CUT_DIR)
         self._disk.make_dir(folder)
         name = f"{segment_name(cut.number)}.{cut.offset}"
-        source = self._disk.open(join(self.path, segment_name(cut.number)))
-        target = self._disk.open(join(folder, name), write=True, create=True)
-        try:
+        with (
+            contextlib.closing(self._disk.open(join(self.path, segment_name(cut.number)))) as source,
+            contextlib.closing(self._disk.open(join(folder, name), write=True, create=True)) as target,
+        ):
             target.truncate(0)
             at = 0
             while chunk := source.pread(WINDOW_BYTES, cut.offset + at):
                 target.pwrite(chunk, at)
                 at += len(chunk)
             target.sync()
-        finally:
-            source.close()
-            target.close()
         self._disk.sync_dir(folder)
         self._disk.sync_dir(self.path)
         return f"{CUT_DIR}/{name}"
