@@ -93,15 +93,10 @@ def sign_lock(path: str, disk: Disk, name: str = LOCK_NAME) -> None:
 def read_holder(path: str, disk: Disk, name: str = LOCK_NAME) -> str:
     """Return what the last writer of the log at `path` left in its lock file: `pid 4711`; `unknown` without it."""
     try:
-        file = disk.open(join(path, name))
+        with closing(disk.open(join(path, name))) as file:
+            return file.pread(_HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown"
     except OSError:
         return "unknown"
-    try:
-        return file.pread(_HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown"
-    except OSError:
-        return "unknown"
-    finally:
-        file.close()
 
 
 def storage_error(exc: OSError, path: str) -> LogError:

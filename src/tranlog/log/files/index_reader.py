@@ -71,6 +71,3 @@ class IndexReader:
             self._file = None
         self._table = {}
         self._end, self._size = 0, -1
-
-
-__all__ = ["IndexReader"]

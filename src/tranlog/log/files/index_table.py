@@ -107,17 +107,14 @@ def good_bytes(raw: bytes) -> int:
 def read_index(path: str, disk: Disk) -> tuple[SeqnoIndex, BuiltFrom] | None:
     """Return the stored index at `path`; None if there is none, or none that holds together."""
     try:
-        file = disk.open(path)
+        with closing(disk.open(path)) as file:
+            table = decode_table(file.pread(file.size(), 0))
+        return SeqnoIndex.restore(table) if table else None
     except FileNotFoundError:
         return None
-    try:
-        table = decode_table(file.pread(file.size(), 0))
-        return SeqnoIndex.restore(table) if table else None
     except (OSError, IndexDamagedError) as exc:
         logger.warning("The stored index is left aside. path=%s why=%s", path, exc)
         return None
-    finally:
-        file.close()
 
 
 class IndexTable:
@@ -167,14 +164,3 @@ class IndexTable:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-__all__ = [
-    "INDEX_NAME",
-    "IndexTable",
-    "apply_frames",
-    "decode_table",
-    "encode_frame",
-    "good_bytes",
-    "read_index",
-]

@@ -125,15 +125,10 @@ def read_positions(path: str, disk: Disk) -> Positions | None:
 def _read_positions(path: str, disk: Disk) -> tuple[Positions | None, int]:
     """Return what the positions file says, if it can be read, and its own identity."""
     try:
-        file = disk.open(f"{path.rstrip('/')}/{POSITIONS_NAME}")
+        with contextlib.closing(disk.open(f"{path.rstrip('/')}/{POSITIONS_NAME}")) as file:
+            return decode_positions(file.pread(POSITIONS_BYTES, 0)), file.identity()
     except OSError:
         return None, 0
-    try:
-        return decode_positions(file.pread(POSITIONS_BYTES, 0)), file.identity()
-    except OSError:
-        return None, 0
-    finally:
-        file.close()
 
 
 def read_published(path: str, disk: Disk) -> Published:

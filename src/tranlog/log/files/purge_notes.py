@@ -66,15 +66,10 @@ def add_note(notes: Sequence[PurgeNote], note: PurgeNote) -> list[PurgeNote]:
 def read_notes(path: str, disk: Disk) -> list[PurgeNote]:
     """Return what is known of earlier purges of the log at `path`; nothing where that cannot be read."""
     try:
-        file = disk.open(f"{path.rstrip('/')}/{PURGED_NAME}")
+        with contextlib.closing(disk.open(join(path, PURGED_NAME))) as file:
+            return decode_notes(file.pread(_BYTES_MAX, 0))
     except OSError:
         return []
-    try:
-        return decode_notes(file.pread(_BYTES_MAX, 0))
-    except OSError:
-        return []
-    finally:
-        file.close()
 
 
 def write_note(path: str, note: PurgeNote, disk: Disk) -> None:

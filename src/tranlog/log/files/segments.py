@@ -149,17 +149,14 @@ class SegmentFiles:
 
     def _epoch_of(self, number: int, *, whole: bool) -> tuple[Epoch | None, Seqno]:
         """Return epoch and seqno of a segment's first event or, with `whole`, of its last; None without one."""
-        reader = SegmentReader(self.open(number), number)
         epoch, last, at = None, NO_SEQNO, HEADER.size
-        try:
+        with contextlib.closing(SegmentReader(self.open(number), number)) as reader:
             while isinstance(outcome := reader.read(at, verify=False), RecordHeader | SyncRecord | RollbackMark):
                 if isinstance(outcome, RecordHeader):
                     epoch, last = outcome.epoch, outcome.seqno
                     if not whole:
                         break
                 at += outcome.record_length
-        finally:
-            reader.close()
         return epoch, last
 
     def mark_of(self, number: int, *, newest: bool) -> RollbackMark | None:

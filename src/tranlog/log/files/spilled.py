@@ -268,13 +268,10 @@ def list_spill(directory: str, disk: Disk) -> list[int]:
 def read_table(directory: str, disk: Disk) -> SpillTable | None:
     """Return the table beside the spill segments; None where there is none to believe. Raises OSError."""
     try:
-        file = disk.open(join(directory, SPILL_TABLE_NAME))
+        with closing(disk.open(join(directory, SPILL_TABLE_NAME))) as file:
+            return parse_table(file.pread(file.size(), 0))
     except FileNotFoundError:
         return None
-    try:
-        return parse_table(file.pread(file.size(), 0))
-    finally:
-        file.close()
 
 
 def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -> SpillStat | None:

@@ -61,10 +61,7 @@ class Gate:
         """Wake everybody: nothing will come any more."""
         with self._lock:
             self._closed = True
-            woken = [wake for _, _, wake in self._waiting]
-            self._waiting.clear()
-        for wake in woken:
-            wake()
+        self.stir()
 
     def wait(self, seqno: Seqno, timeout_s: float) -> Seqno:
         """Return how far it is open, at once when that reaches `seqno`, else after `timeout_s` at the latest.

@@ -31,26 +31,6 @@ class Needed(NamedTuple):
     running: bool = False
 
 
-class DeadInterval(NamedTuple):
-    """A stretch of the log in which every record is abandoned. Ends: half-open."""
-
-    start: Lsn
-    end: Lsn
-
-    def __contains__(self, place: object) -> bool:
-        return isinstance(place, int) and self.start <= place < self.end
-
-
-def dead_intervals(marks: Iterable[RollbackMark]) -> tuple[DeadInterval, ...]:
-    """Return what marks, in the order in which they stand, abandoned: disjoint, in order; inner ones are swallowed."""
-    dead: list[DeadInterval] = []
-    for mark in marks:
-        while dead and dead[-1].start >= mark.dead_start:
-            dead.pop()
-        dead.append(DeadInterval(mark.dead_start, mark.dead_end))
-    return tuple(dead)
-
-
 def killer(marks: Iterable[RollbackMark], place: Lsn) -> RollbackMark | None:
     """Return the mark that abandoned the record at `place`: the first one that did; None for a living record."""
     for mark in marks:
@@ -145,17 +125,3 @@ def refusal(
         if needed > seqno:
             return f"the hold {name!r} stands at seqno {needed}, which would be abandoned"
     return None
-
-
-__all__ = [
-    "FOLLOWERS",
-    "DeadInterval",
-    "Needed",
-    "contradiction",
-    "dead_intervals",
-    "killer",
-    "marks_behind",
-    "overtaken",
-    "refusal",
-    "still_there",
-]

@@ -654,14 +654,11 @@ class _StoredIndex:
         self._note = ""
         path = join(directory, INDEX_NAME)
         try:
-            file = disk.open(path)
+            with closing(disk.open(path)) as file:
+                raw = file.pread(file.size(), 0)
         except FileNotFoundError:
             self._note = "none; it is built when the log is opened"
             return
-        try:
-            raw = file.pread(file.size(), 0)
-        finally:
-            file.close()
         end = good_bytes(raw)
         if end < len(raw):
             self._note = f"{len(raw) - end} bytes from offset {end} on are no whole flush and are left aside"
