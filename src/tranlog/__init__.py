@@ -142,92 +142,44 @@ __all__ = [
     "value_text",
 ]
 _HOMES = {
-    "capture.capture": ("Capture",),
-    "change": (
-        "Column",
-        "Op",
-        "RowChange",
-        "Statement",
-        "TableMap",
-    ),
-    "errors": ("TranlogError",),
-    "ids": (
-        "Gtid",
-        "Seqno",
-    ),
-    "log.options": ("LogOptions",),
-    "log.reading.arrow": (
-        "Selection",
-        "Unit",
-    ),
-    "log.reading.cursor": (
-        "Cursor",
-        "StoredTransaction",
-    ),
-    "log.reading.reader": ("LogReader",),
-    "log.writing.log": ("Log",),
-    "payload": ("decode",),
-    "pipeline.driving.apply": ("run_apply",),
-    "pipeline.filters.filter_chain": ("Chain",),
+    "capture.capture": "Capture",
+    "change": "Column Op RowChange Statement TableMap",
+    "errors": "TranlogError",
+    "ids": "Gtid Seqno",
+    "log.options": "LogOptions",
+    "log.reading.arrow": "Selection Unit",
+    "log.reading.cursor": "Cursor StoredTransaction",
+    "log.reading.reader": "LogReader",
+    "log.writing.log": "Log",
+    "payload": "decode",
+    "pipeline.driving.apply": "run_apply",
+    "pipeline.filters.filter_chain": "Chain",
     "pipeline.filters.filters": (
-        "Delay",
-        "DropColumns",
-        "EachBatch",
-        "EachTransaction",
-        "Exclude",
-        "Include",
-        "MaskBy",
-        "MaskColumns",
-        "OnStatement",
-        "PresentRows",
-        "Rename",
+        "Delay DropColumns EachBatch EachTransaction Exclude Include MaskBy MaskColumns OnStatement PresentRows Rename"
     ),
-    "pipeline.options": ("ApplyOptions",),
-    "pipeline.pipeline": ("Pipeline",),
-    "pipeline.spark.session": ("build_session",),
-    "pipeline.status.view": ("PipelineStatus",),
-    "queues.aio": ("AsyncStore",),
-    "queues.core": ("Delivery",),
-    "queues.options": ("QueueStoreOptions",),
-    "queues.reader": ("StoreReader",),
-    "queues.store": ("MessageStore",),
-    "service.process.client": ("RunningPipeline",),
-    "service.process.operating": (
-        "OperatingOptions",
-        "serve_store",
-    ),
-    "source.packer": ("pack",),
+    "pipeline.options": "ApplyOptions",
+    "pipeline.pipeline": "Pipeline",
+    "pipeline.spark.session": "build_session",
+    "pipeline.status.view": "PipelineStatus",
+    "queues.aio": "AsyncStore",
+    "queues.core": "Delivery",
+    "queues.options": "QueueStoreOptions",
+    "queues.reader": "StoreReader",
+    "queues.store": "MessageStore",
     "replication.acting.client": (
-        "AsyncGroup",
-        "EventFound",
-        "EventNotFound",
-        "FailedOver",
-        "RemoteGroup",
-        "NotPrimary",
-        "Purged",
-        "RolledBack",
-        "Satisfied",
-        "TimedOut",
+        "AsyncGroup EventFound EventNotFound FailedOver NotPrimary Purged RemoteGroup RolledBack Satisfied TimedOut"
     ),
-    "replication.acting.remote_log": (
-        "RemoteLog",
-        "open_remote",
-    ),
-    "service.group_client": ("connect_async",),
-    "source.sqlite": (
-        "SqliteSource",
-        "SqliteSourceOptions",
-    ),
-    "target.options": (
-        "TargetOptions",
-        "open_target",
-    ),
-    "tls": ("group_side",),
-    "types": (
-        "LogicalType",
-        "value_text",
-    ),
+    "replication.acting.remote_log": "RemoteLog open_remote",
+    "service.group_client": "connect_async",
+    "service.process.client": "RunningPipeline",
+    "service.process.operating": "OperatingOptions serve_store",
+    "source.packer": "pack",
+    "source.sqlite": "SqliteSource SqliteSourceOptions",
+    "target.options": "TargetOptions open_target",
+    "tls": "group_side",
+    "types": "LogicalType value_text",
 }
+"""The names that each module gives, looked up when first used."""
 
 
 def connect(where: Any, **options: Any) -> Any:
@@ -248,7 +200,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     for module, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             found: object = getattr(import_module(f"{__name__}.{module}"), name)
             globals()[name] = found
             return found
