@@ -213,12 +213,6 @@ class ModelLog:
         self.synced = kept
         self.held.clear()
 
-    def lose_synced(self, count: int) -> None:
-        """Lose transactions that were synced, as a disk does that lies."""
-        kept = max(0, len(self.entries) - count)
-        del self.entries[kept:], self.hashes[kept:], self.times[kept:]
-        self.synced = kept
-
     def become(self, other: ModelLog) -> None:
         """Become a copy of what is durable of another one; restored."""
         kept = other.synced

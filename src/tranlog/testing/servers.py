@@ -27,10 +27,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote, unquote, urlsplit
 
+from tranlog.closing import Closing
 from tranlog.errors import TranlogError
 
 if TYPE_CHECKING:
@@ -93,13 +93,6 @@ class Address(Protocol):
         """Run one statement by itself, in a connection of its own, and return its rows."""
 
 
-def _url(scheme: str, address: Address, database: str) -> str:
-    login = quote(address.user, safe="")
-    if address.password:
-        login += ":" + quote(address.password, safe="")
-    return f"{scheme}://{login}@{address.host}:{address.port}/{quote(database, safe='')}"
-
-
 def _login(dsn: str, *, port: int, user: str) -> tuple[str, int, str, str]:
     parts = urlsplit(dsn)
     if not parts.scheme or not parts.hostname:
@@ -107,8 +100,13 @@ def _login(dsn: str, *, port: int, user: str) -> tuple[str, int, str, str]:
     return parts.hostname, parts.port or port, unquote(parts.username or user), unquote(parts.password or "")
 
 
-class MariaDbAddress:
-    """A MariaDB server that somebody else runs."""
+class _Address:
+    """A server that somebody else runs."""
+
+    scheme = ""
+    usual_port = 0
+    superuser = ""
+    usual_database = ""
 
     def __init__(self, *, host: str, port: int, user: str, password: str = "") -> None:
         self.host = host
@@ -117,25 +115,31 @@ class MariaDbAddress:
         self.password = password
 
     @classmethod
-    def from_dsn(cls, dsn: str) -> MariaDbAddress:
-        """Read `mariadb://user:password@host:port/`."""
-        host, port, user, password = _login(dsn, port=3306, user="root")
-        return MariaDbAddress(host=host, port=port, user=user, password=password)
+    def from_dsn(cls, dsn: str) -> Self:
+        """Read `scheme://user:password@host:port/`."""
+        host, port, user, password = _login(dsn, port=cls.usual_port, user=cls.superuser)
+        return cls(host=host, port=port, user=user, password=password)
 
     def dsn(self, database: str = "") -> str:
-        """Return `mariadb://user:password@host:port/database`."""
-        return _url("mariadb", self, database)
+        """Return `scheme://user:password@host:port/database`; without a name, the usual database."""
+        login = quote(self.user, safe="")
+        if self.password:
+            login += ":" + quote(self.password, safe="")
+        return f"{self.scheme}://{login}@{self.host}:{self.port}/{quote(database or self.usual_database, safe='')}"
+
+
+class MariaDbAddress(_Address):
+    """A MariaDB server that somebody else runs."""
+
+    scheme = "mariadb"
+    usual_port = 3306
+    superuser = "root"
 
     def connect(self, database: str = "", **options: Any) -> pymysql.Connection[Any]:
         """Open a connection by PyMySQL, which takes `options`; autocommit unless they say otherwise."""
         import pymysql
 
-        settings: dict[str, Any] = {
-            "charset": "utf8mb4",
-            "autocommit": True,
-            "connect_timeout": 10,
-            **options,
-        }
+        settings: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "connect_timeout": 10, **options}
         return pymysql.connect(
             host=self.host,
             port=self.port,
@@ -155,24 +159,12 @@ class MariaDbAddress:
             return list(cursor.fetchall())
 
 
-class PostgresAddress:
+class PostgresAddress(_Address):
     """A PostgreSQL server that somebody else runs."""
 
-    def __init__(self, *, host: str, port: int, user: str, password: str = "") -> None:
-        self.host = host
-        self.port = port
-        self.user = user
-        self.password = password
-
-    @classmethod
-    def from_dsn(cls, dsn: str) -> PostgresAddress:
-        """Read `postgresql://user:password@host:port/`."""
-        host, port, user, password = _login(dsn, port=5432, user="postgres")
-        return PostgresAddress(host=host, port=port, user=user, password=password)
-
-    def dsn(self, database: str = "") -> str:
-        """Return `postgresql://user:password@host:port/database`; without a name, the database `postgres`."""
-        return _url("postgresql", self, database or "postgres")
+    scheme = "postgresql"
+    usual_port = 5432
+    superuser = usual_database = "postgres"
 
     def connect(self, database: str = "", **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Open a connection by psycopg, which takes `options`; autocommit unless they say otherwise."""
@@ -198,7 +190,23 @@ class PostgresAddress:
             return cursor.fetchall() if cursor.description else []
 
 
-class _Process:
+class Running(Closing):
+    """What runs in its `with` block, and is gone at its end."""
+
+    def start(self) -> None:
+        """Begin to run."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+
+class _Process(Running):
     """The life of one server process over one directory: made once, started and ended any number of times.
 
     Threads: one at a time. The kernel ends the server when the *thread* that called `start` ends.
@@ -403,19 +411,6 @@ class _Process:
         if self._owns_directory:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class MariaDbServer(_Process, MariaDbAddress):
     """A private MariaDB on loopback, with its binary log on in the form that capture wants (ROW, FULL, FULL).
@@ -446,18 +441,12 @@ class MariaDbServer(_Process, MariaDbAddress):
         "innodb_log_file_size": "32M",
     }
 
-    def __init__(
-        self,
-        *,
-        directory: Path | None = None,
-        options: Mapping[str, OptionValue] | None = None,
-        port: int | None = None,
-    ) -> None:
+    def __init__(self, *, directory: Path | None = None, options: Mapping[str, OptionValue] | None = None) -> None:
         self._installer = _program("mariadb-install-db", self.what, self.packages)
         self._server = _program("mariadbd", self.what, self.packages)
         _program("my_print_defaults", self.what, self.packages)
         _Process.__init__(self, directory=directory, options={**self.DEFAULTS, **(options or {})})
-        MariaDbAddress.__init__(self, host=LOOPBACK, port=port or free_port(), user="root")
+        MariaDbAddress.__init__(self, host=LOOPBACK, port=free_port(), user=self.superuser)
 
     def _create(self) -> None:
         self._run(
@@ -524,16 +513,10 @@ class PostgresServer(_Process, PostgresAddress):
         "log_checkpoints": False,
     }
 
-    def __init__(
-        self,
-        *,
-        directory: Path | None = None,
-        options: Mapping[str, OptionValue] | None = None,
-        port: int | None = None,
-    ) -> None:
+    def __init__(self, *, directory: Path | None = None, options: Mapping[str, OptionValue] | None = None) -> None:
         self._programs = _postgres_programs()
         _Process.__init__(self, directory=directory, options={**self.DEFAULTS, **(options or {})})
-        PostgresAddress.__init__(self, host=LOOPBACK, port=port or free_port(), user="postgres")
+        PostgresAddress.__init__(self, host=LOOPBACK, port=free_port(), user=self.superuser)
 
     def _create(self) -> None:
         self._run(

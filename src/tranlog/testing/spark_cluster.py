@@ -22,13 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tranlog.pipeline.spark.cluster import EngineOptions
 from tranlog.testing.servers import (
     LOOPBACK,
     POLL_S,
+    Running,
     ServerFailedError,
     ServerMissingError,
     _alive,
@@ -41,7 +40,7 @@ _CLASS = "org.apache.spark.deploy"
 _PASSED_ON = ("PATH", "HOME", "JAVA_HOME", "LANG", "TMPDIR")
 
 
-class SparkCluster:
+class SparkCluster(Running):
     """A master and its workers, with authentication on, without user interfaces to the network or a REST port.
 
     `cores` and `memory_mb` are each worker's. `environment` is added to the workers', and so to their executors':
@@ -123,10 +122,6 @@ class SparkCluster:
         arguments += ["--work-dir", str(self.directory / f"work-{number}"), self.url]
         self._workers[number] = self._launch(f"worker-{number}", "worker.Worker", arguments)
 
-    def worker_pid(self, number: int) -> int:
-        """The process of a worker."""
-        return self._workers[number].pid
-
     def executor_pids(self, number: int) -> list[int]:
         """The JVMs that a worker has started for applications."""
         return _children(self._workers[number].pid)
@@ -148,23 +143,6 @@ class SparkCluster:
         """End everything and remove its folders."""
         self.kill_all()
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def words_of_executors(self) -> str:
-        """Return what executors said on their standard error."""
-        return "".join(path.read_text(errors="replace") for path in self.directory.glob("work-*/app-*/*/stderr"))
 
     def _launch(self, name: str, program: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         command = [
