@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.log.records.columns import ALL, Selection
 from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import decode
-from tranlog.row_text import key_text, pairs_text, row_text
+from tranlog.row_text import pairs_text, value_json
 from tranlog.types import (
     F32,
     UNCHANGED,
@@ -31,6 +32,20 @@ from tranlog.types import (
     Value,
     ZeroDate,
 )
+
+
+def row_text(table: TableMap, row: tuple[Value, ...]) -> str:
+    return _object(table, row, range(len(row)))
+
+
+def key_text(table: TableMap, row: tuple[Value, ...]) -> str | None:
+    return _object(table, row, table.primary_key) if table.primary_key else None
+
+
+def _object(table: TableMap, row: tuple[Value, ...], places: Iterable[int]) -> str:
+    names = [json.dumps(table.columns[at].name, ensure_ascii=False) for at in places]
+    return "{" + ",".join([f"{name}:{value_json(row[at])}" for name, at in zip(names, places, strict=True)]) + "}"
+
 
 VALUES: tuple[Value, ...] = (
     *(None, UNCHANGED, False, True),

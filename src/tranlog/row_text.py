@@ -31,7 +31,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from tranlog.change import TableMap
 from tranlog.types import (
     F32,
     Bit,
@@ -53,29 +52,10 @@ from tranlog.types import (
 )
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-_PLAIN = frozenset((type(None), bool, int, str))
-
-
-def row_text(table: TableMap, row: tuple[Value, ...]) -> str:
-    """Return a whole row as a JSON object, its columns in the table's order."""
-    plain = _PLAIN
-    return _encode(
-        {
-            column.name: value if type(value) in plain else json_form(value)
-            for column, value in zip(table.columns, row, strict=True)
-        }
-    )
-
-
-def key_text(table: TableMap, row: tuple[Value, ...]) -> str | None:
-    """Return the primary key's columns as a JSON object; None for a table without a primary key."""
-    if not table.primary_key:
-        return None
-    return _encode({table.columns[index].name: json_form(row[index]) for index in table.primary_key})
 
 
 def value_json(value: Value) -> str:
-    """Return one value as JSON text: what stands behind its column's name in `row_text`."""
+    """Return one value as JSON text: what stands after its column's name in a row."""
     return _encode(json_form(value))
 
 
