@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -593,28 +591,3 @@ def test_a_purge_cut_off_at_any_call_leaves_a_log(low: int) -> None:
             assert log.next_place is not None and log.next_place.seqno >= low
         seqnos = [seqno for seqno, _ in read_places(after)]
         assert all(later == earlier + 1 for earlier, later in pairwise(seqnos)) and seqnos[0] == 0
-
-
-def test_retention_at_a_rotation(tmp_path: Path) -> None:
-    """D, testLogRetention: old segments go, the last two always stay, and nobody's who still needs them."""
-    path = str(tmp_path / "thl")
-
-    def numbers() -> list[int]:
-        return [int(name[-10:]) for name in sorted(os.listdir(path)) if name.startswith("thl.data.")]
-
-    with TungstenLog.open(path, segment_bytes=100) as log:
-        for seqno in range(5):
-            log.append(make_event(seqno))
-    for number in numbers():
-        os.utime(f"{path}/{segment_name(number)}", (1000, 1000))
-    with TungstenLog.open(path, segment_bytes=100, retention_s=3600) as log:
-        log.active_seqno = 2
-        log.append(make_event(5))
-        assert numbers() == [3, 4, 5, 6]
-        log.active_seqno = None
-        log.append(make_event(6))
-        log.append(make_event(7))
-        log.commit()
-        assert numbers() == [5, 6, 7, 8], "the fifth was ended just now"
-    reader = TungstenReader.open(path)
-    assert (reader.first_seqno, reader.last_seqno) == (4, 7)

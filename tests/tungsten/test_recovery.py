@@ -8,7 +8,6 @@ import pytest
 
 from tranlog.tungsten.records.record import FileHeader, ImpossibleEvent, PartialEvent, TungstenRotate
 from tranlog.tungsten.rules.recovery import (
-    AgedSegment,
     DirectoryEntry,
     EventPlace,
     IndexEntry,
@@ -24,7 +23,6 @@ from tranlog.tungsten.rules.recovery import (
     place_behind,
     plan_open,
     plan_purge,
-    plan_retention,
     reading_problem,
     row_problem,
 )
@@ -154,33 +152,3 @@ def test_reading_takes_a_gap_between_transactions() -> None:
     assert reading_problem(EventPlace(5), 9, 1) is not None
     assert reading_problem(EventPlace(5, 1), 6, 0) is not None
     assert reading_problem(EventPlace(5, 1), 5, 2) is not None
-
-
-# --- retention -------------------------------------------------------------------------------------------
-
-
-def aged(*ages_s: float, each: int = 10) -> list[AgedSegment]:
-    """Segments of `each` seqnos, of these ages at the time 1000 s."""
-    return [
-        AgedSegment(number=at + 1, last_seqno=each * (at + 1) - 1, modified_ms=round((1000 - age) * 1000))
-        for at, age in enumerate(ages_s)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("segments", "active", "gone"),
-    [
-        (aged(900, 800, 700, 10, 0), None, (1, 2, 3)),
-        (aged(900, 800, 700, 600), None, (1, 2)),
-        (aged(900, 900), None, ()),
-        (aged(), None, ()),
-        (aged(900, 50, 900, 900, 900), None, (1,)),
-        (aged(900, 800, 700, 10, 0), 15, (1,)),
-        (aged(900, 800, 700, 10, 0), 10, (1,)),
-        (aged(900, 800, 700, 10, 0), 9, ()),
-        (aged(100, 100, 100), None, (1,)),
-    ],
-)
-def test_retention_by_age(segments: list[AgedSegment], active: int | None, gone: tuple[int, ...]) -> None:
-    """A1, "retention": from the front, older than so much, never the last two, none that somebody still needs."""
-    assert plan_retention(segments, active_seqno=active, now_ms=1_000_000, retention_s=100) == gone

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -26,8 +26,6 @@ from tranlog.tungsten.records.record import (
     TungstenRotate,
     UnknownRecord,
 )
-
-UNKNOWN_END: Final = (1 << 63) - 1
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -394,33 +392,3 @@ def plan_purge(index: Sequence[IndexEntry], low: int | None, high: int | None) -
                 return PurgeSegments(tuple([*gone, entry.number]))
             return PurgeTail(numbers=tuple(gone), cut=entry.number, seqno=low)
     raise AssertionError("the last segment with a transaction reaches the last seqno")
-
-
-# --- retention -------------------------------------------------------------------------------------------
-
-RETAINED_MIN: Final = 2
-"""The newest segments that retention never takes."""
-
-
-class AgedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment, the last seqno that it can hold, and when it was written last, ms since 1970."""
-
-    number: int
-    last_seqno: int
-    modified_ms: int
-
-
-def plan_retention(
-    segments: Sequence[AgedSegment], *, active_seqno: int | None, now_ms: int, retention_s: float
-) -> tuple[int, ...]:
-    """Return the segments that retention takes, from the front on; the first that stays ends it.
-
-    `active_seqno`: somebody still needs this one and all after it.
-    """
-    gone: list[int] = []
-    for segment in segments[:-RETAINED_MIN]:
-        young = now_ms - segment.modified_ms < retention_s * 1000
-        if young or (active_seqno is not None and segment.last_seqno >= active_seqno):
-            break
-        gone.append(segment.number)
-    return tuple(gone)

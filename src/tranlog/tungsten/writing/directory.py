@@ -14,10 +14,8 @@ import contextlib
 import logging
 import posixpath
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
-from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import (
@@ -55,8 +53,6 @@ from tranlog.tungsten.records.event import Event
 from tranlog.tungsten.records.payload import encode
 from tranlog.tungsten.records.record import BadLength, Damaged, EventRecord, FileHeader, Short, TungstenRotate
 from tranlog.tungsten.rules.recovery import (
-    UNKNOWN_END,
-    AgedSegment,
     Cut,
     DirectoryEntry,
     EventPlace,
@@ -70,7 +66,6 @@ from tranlog.tungsten.rules.recovery import (
     place_behind,
     plan_open,
     plan_purge,
-    plan_retention,
     reading_problem,
 )
 
@@ -102,21 +97,8 @@ class TungstenLog(Closing):
     """
 
     def __init__(
-        self,
-        path: str,
-        disk: Disk,
-        lock: DiskLock,
-        *,
-        segment_bytes: int,
-        checksum: bool,
-        gaps: bool,
-        retention_s: float | None,
-        clock: Clock,
+        self, path: str, disk: Disk, lock: DiskLock, *, segment_bytes: int, checksum: bool, gaps: bool
     ) -> None:
-        self._retention_s = retention_s
-        self._clock = clock
-        self.active_seqno: int | None = None
-        """Somebody still needs this one and all after it: retention keeps their segments. None: nobody says so."""
         self.path = path
         self._order_problem = reading_problem if gaps else order_problem
         self._disk = disk
@@ -147,29 +129,17 @@ class TungstenLog(Closing):
         segment_bytes: int = SEGMENT_BYTES,
         checksum: bool = True,
         gaps: bool = False,
-        retention_s: float | None = None,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> TungstenLog:
         """Open a directory for writing, mend its end, create it if it is missing (its parent must exist).
 
-        `gaps`: a transaction may skip seqnos, as the replicator's do where it was told to go on higher. `retention_s`:
-        at a rotation, segments that were written longer ago than so many seconds go, but never the newest two.
+        `gaps`: a transaction may skip seqnos, as the replicator's do where it was told to go on higher.
         Every record of every segment is read: the ancestor looks at the last segment only, and writes on after
         damage that it meets when somebody reads.
         Raises LogLockedError, LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError (nothing was
         changed then), DiskFullError, DiskFailedError.
         """
         lock = take_lock(path, disk)
-        log = cls(
-            path,
-            disk,
-            lock,
-            segment_bytes=segment_bytes,
-            checksum=checksum,
-            gaps=gaps,
-            retention_s=retention_s,
-            clock=clock,
-        )
+        log = cls(path, disk, lock, segment_bytes=segment_bytes, checksum=checksum, gaps=gaps)
         try:
             log._recover()
         except OSError as exc:
@@ -381,32 +351,6 @@ class TungstenLog(Closing):
         except OSError as exc:
             raise self._failed(exc) from exc
         self._begin()
-        if self._retention_s is not None:
-            self._retain(self._retention_s)
-
-    def _retain(self, retention_s: float) -> None:
-        """Remove what retention gives up; a segment that cannot be removed goes at the next rotation."""
-        try:
-            entries = list_entries(self.path, self._disk)
-            segments = [
-                AgedSegment(
-                    number=entry.number,
-                    last_seqno=behind.header.base_seqno - 1,
-                    modified_ms=self._disk.modified_ms(join(self.path, entry.name)),
-                )
-                for entry, behind in pairwise(entries)
-                if isinstance(behind.header, FileHeader)
-            ]
-            newest = AgedSegment(number=self._number, last_seqno=UNKNOWN_END, modified_ms=self._clock.now_ms())
-            gone = plan_retention(
-                [*segments, newest],
-                active_seqno=self.active_seqno,
-                now_ms=self._clock.now_ms(),
-                retention_s=retention_s,
-            )
-            _remove(self.path, gone, self._disk)
-        except (OSError, LogError) as exc:
-            logger.warning("retention could not remove segments path=%s why=%s", self.path, exc)
 
     def _write(self) -> None:
         if not self._buffer:
