@@ -89,7 +89,7 @@ class _Proof:
 class SegmentScanner:
     """Walks a segment record by record, remembering what it saw; can go on later when the file has grown.
 
-    `before`: the header of the last event in front of this segment, where it is known. `offset` and `fragno`: begin
+    `before`: the header of the last event before this segment, where it is known. `offset` and `fragno`: begin
     at that record, which is fragment `fragno` of seqno `prev_seqno` + 1, if it is an event. Not for threads.
     """
 
@@ -351,7 +351,7 @@ def _blank(file: DiskFile, offset: int) -> bool:
 
 
 def proof_behind(file: DiskFile, number: int, offset: int) -> int:
-    """Return the highest offset of segment `number` that a sync record behind `offset` proves; 0 without one.
+    """Return the highest offset of segment `number` that a sync record after `offset` proves; 0 without one.
 
     The records cannot be walked any more, so their bytes are searched, and with them the payloads. Nothing but the
     sync record that was written at a place has the right checksum there, which covers the place.

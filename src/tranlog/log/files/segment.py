@@ -156,7 +156,7 @@ class SegmentReader:
         return crc
 
     def lacks_checksum(self, header: RecordHeader) -> bool:
-        """Whether a record has no checksum though its writer, by the sync record in front of its epoch, writes them.
+        """Whether a record has no checksum though its writer, by the sync record before its epoch, writes them.
 
         Zeros over a record's last bytes, as a loss of power leaves them, read "no checksum".
         """

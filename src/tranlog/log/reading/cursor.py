@@ -425,7 +425,7 @@ class Cursor(Closing):
         With `passes` those of which it says so instead: it is asked for one after the other, and what it lets pass is
         passed.
 
-        Ends: in front of any other transaction, after `upto`, and wherever going on would cost more than a look into
+        Ends: before any other transaction, after `upto`, and wherever going on would cost more than a look into
         the bytes read already: then `next_header` goes on. Nothing but the row of seqnos is verified.
         """
         walk, seqno = self._walk, self._next
@@ -613,7 +613,7 @@ class Cursor(Closing):
     def block(self, until: Seqno | None, selection: Selection, verdicts: dict[bytes, bool]) -> Block | None:
         """Take the next transactions of one fragment each out of the bytes read already; None where there is none.
 
-        Ends: in front of any other transaction, after `until`, and at the end of these bytes: then `next` goes on.
+        Ends: before any other transaction, after `until`, and at the end of these bytes: then `next` goes on.
         Checksums are verified; what is not wanted is passed over and may leave a block without records.
         """
         walk, seqno = self._walk, self._next

@@ -94,7 +94,7 @@ class LogReader(Closing):
         self._watch = disk.watch(f"{path.rstrip('/')}/{POSITIONS_NAME}")
         self._taken: Positions | None = None  # what `_range` was made of
         self._surveyed: SegmentScan | None = None  # the newest segment, as the last survey found it
-        self._before: RecordHeader | None = None  # the last event in front of it, where that was looked at
+        self._before: RecordHeader | None = None  # the last event before it, where that was read
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
         self._range = LogRange()

@@ -69,7 +69,7 @@ def fragment_lines(header: TransactionHeader, payload: Payload, style: Style = P
 
 
 def sql_lines(header: TransactionHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
-    """Yield the statements of one fragment, `;` behind each; a comment for each table's row changes."""
+    """Yield the statements of one fragment, `;` after each; a comment for each table's row changes."""
     schema = ""
     for item in _grouped(payload.changes):
         if isinstance(item, Statement):

@@ -107,7 +107,7 @@ class LogWalk:
         self.passed = None if last < 0 else (reader.window, last, Lsn(reader.number << 32 | reader.start + last))
 
     def advance(self, wanted: Seqno) -> RecordHeader:
-        """Return the verdict header of `wanted`, which is visible, and stand behind it; it is `found` then."""
+        """Return the verdict header of `wanted`, which is visible, and stand after it; it is `found` then."""
         if self.reader is None or wanted > self.living:
             self._enter(wanted)
         if self.expect != wanted:

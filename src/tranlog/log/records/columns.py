@@ -150,8 +150,8 @@ def scan_block(
 ) -> tuple[int, int]:
     """Take the transactions of one fragment each, from `seqno`, which stands at `at`, on, into an empty block.
 
-    Ends: in front of the first that is something else, does not lie wholly in the bytes, has a wrong checksum or none
-    (with `checksum`), or is behind `upto`. Return its place and seqno. What is not wanted is passed over, its
+    Ends: before the first that is something else, does not lie wholly in the bytes, has a wrong checksum or none
+    (with `checksum`), or is after `upto`. Return its place and seqno. What is not wanted is passed over, its
     checksum too. `verdicts` remembers what was wanted, from block to block.
     """
     block.start, block.first = at, seqno

@@ -574,7 +574,7 @@ def pass_events(
 
     With `passes` over those of which it says so instead, asked for one after the other.
 
-    Ends: in front of the first that is something else, does not lie wholly in `raw`, or is behind `upto`. Return its
+    Ends: before the first that is something else, does not lie wholly in `raw`, or is after `upto`. Return its
     place and seqno, and the place of the last one passed, -1 for none. As in `parse_event` no checksum is looked at.
     """
     end: i64 = len(raw)
@@ -615,8 +615,8 @@ def take_events(
 ) -> tuple[int, int]:
     """Add to `places` where each transaction of one fragment begins, from `seqno`, at `raw[at]`, on.
 
-    Ends: in front of the first that is something else, does not lie wholly in `raw`, has no checksum or, with
-    `verify`, the wrong one, or is behind `upto`. Return its place and seqno. With `within` also in front of the first
+    Ends: before the first that is something else, does not lie wholly in `raw`, has no checksum or, with
+    `verify`, the wrong one, or is after `upto`. Return its place and seqno. With `within` also before the first
     of another epoch or with a header that contradicts itself; without, what a record with the right checksum says of
     its own inside is not looked at.
     """

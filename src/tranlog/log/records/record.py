@@ -61,9 +61,9 @@ class SyncRecord(msgspec.Struct, frozen=True):
 class RollbackMark(msgspec.Struct, frozen=True):
     """Everything after the matchpoint, up to this mark, is abandoned; the stream goes on after the mark.
 
-    `number` rises by one from mark to mark. No transaction in front of the mark has an epoch above `epoch`; a log
+    `number` rises by one from mark to mark. No transaction before the mark has an epoch above `epoch`; a log
     that numbers itself goes on in that one. `matchpoint_lsn` is where the matchpoint's first record stands. The dead
-    interval is half-open: `dead_start` lies behind the matchpoint's last record, `dead_end` is the mark's own place.
+    interval is half-open: `dead_start` lies after the matchpoint's last record, `dead_end` is the mark's own place.
     `last_seqno` is the last transaction that was abandoned, `written_at` is ms since 1970.
     """
 

@@ -120,7 +120,7 @@ def _last_handed_out(path: str, after: Gtid | None, disk: Disk, clock: Clock) ->
     found: list[Gtid] = [] if earlier is None else [earlier.gtid]
     event_id = "" if earlier is None else earlier.event_id
     if after is None:
-        for problem in judge(survey(path, disk)):  # what can be read may end in front of a hole
+        for problem in judge(survey(path, disk)):  # what can be read may end before a hole
             raise problem.error()
         with LogReader.open(path, disk=disk, clock=clock) as reader:
             held = reader.range()

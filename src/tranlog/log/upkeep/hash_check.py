@@ -1,7 +1,7 @@
 """Recomputing the running hash of a segment, and holding it against what its sync records say.
 
 Owns the comparison; where a segment can be read is `verify`'s. The hard idea: where nothing tells the hash before the
-first record, the first sync record behind it does, and from there on it is held against the others.
+first record, the first sync record after it does, and from there on it is compared with the others.
 
 Source: docs/format.md, "The running hash".
 """

@@ -65,7 +65,7 @@ class RepairOutcome:
     """How a repair went. `before` is the check that it acted upon; `decision` what that asked for.
 
     `after` is the check of the repaired log, None where nothing was done. `kept_in` are the files that hold what was
-    taken away, and `report` the one that says what was lost, the last where damage lay behind damage.
+    taken away, and `report` the one that says what was lost, the last where damage lay after damage.
     """
 
     before: VerifyReport

@@ -2,7 +2,7 @@
 
 Owns the file that is written, the order in which a segment ends and the next one begins, zeros ahead, and the sync
 records. It knows bytes, lengths and LSNs; which transactions they are, and who may see them, is the log's. The hard
-idea: a sync record names the end that an earlier sync covered, and stands in front of the next bytes; so whoever
+idea: a sync record names the end that an earlier sync covered, and stands before the next bytes; so whoever
 finds it knows that everything before that end was on the disk when it was written.
 
 Methods raise OSError as the disk does. What that means for the transactions is decided by the log.
@@ -78,7 +78,7 @@ class Journal:
         self.history = b""
         """The identity that a segment's first sync record names, 16 bytes."""
         self.checksums = options.checksum
-        """Whether the records that come next have checksums; a sync record in front of them says it."""
+        """Whether the records that come next have checksums; a sync record before them says it."""
         self._directory = directory
         self._disk = disk
         self._clock = clock

@@ -151,7 +151,7 @@ class LogView:
         """Return when the transactions of one segment, that of a visible `seqno`, were logged here, and its last one.
 
         Shape: pairs in order, the first of those that were logged together and the wall clock then, ms since 1970. That
-        is told by the sync record in front of them. Reads the segment's headers. Raises as a cursor's `next`.
+        the sync record before them says. Reads the segment's headers. Raises as a cursor's `next`.
         """
         with self.cursor() as cursor:
             cursor.seek(seqno)

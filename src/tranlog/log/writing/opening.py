@@ -194,7 +194,7 @@ def _continue(
             file.sync()
             durable_end = end
         # A writer that was killed may have left a segment whose name is not durable yet, or one that is removed and not
-        # so for certain: it would come back in front of what is purged now, or refer to spill that is dropped now.
+        # so for certain: it would come back before what is purged now, or refer to spill that is dropped now.
         disk.sync_dir(path)
         if decided.next_segment is not None:
             following = create_segment(path, disk, decided.next_segment, encode_header(decided.last_seqno))
