@@ -548,7 +548,7 @@ class _TungstenSource(_Source):
 
     def _wholes(self, low: int, high: int) -> Iterator[tuple[WholeReader, Whole | None]]:
         """Yield each transaction with what reads it; at the end None, when there may be records that were left out."""
-        # From a transaction before on, since a gap in front of `low` is filled in its likeness.
+        # From a transaction before on, since a gap before `low` is filled in its likeness.
         with closing(stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)) as reading:
             while True:
                 whole = reading.next()

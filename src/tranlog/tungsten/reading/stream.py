@@ -98,7 +98,7 @@ def range_end(segment: TungstenSegment, record: EventRecord) -> tuple[int, int] 
 def stand_before(reader: TungstenReader, seqno: int | None, *, strict: bool, all_there: bool = False) -> WholeReader:
     """Return what reads from `seqno` on, None: from the start; a filtered range that reaches there is read too.
 
-    `all_there`: also what stands in front of it in its segment, at least one transaction if the log has one.
+    `all_there`: also what stands before it in its segment, at least one transaction if the log has one.
     """
     cursor = reader.cursor(strict=strict)
     if seqno is not None:

@@ -170,9 +170,9 @@ class TranslatedCursor(Closing):
         self._log = log
         self._next = Seqno(max(first, 0))
         self._reading: WholeReader | None = None
-        self._before: Outer | None = None  # the transaction in front of what is read next
+        self._before: Outer | None = None  # the transaction before what is read next
         self._filled_upto = -1  # seqnos up to here have no event: a filtered range's, or a gap's
-        self._waiting: Whole | None = None  # read, and its turn comes after the gap in front of it
+        self._waiting: Whole | None = None  # read, and its turn comes after the gap before it
         self._current: TranslatedTransaction | None = None
 
     def seek(self, seqno: Seqno) -> None:

@@ -50,7 +50,7 @@ class Whole(msgspec.Struct, frozen=True):
         return self.seqno if end is None else max(end[0], self.seqno)
 
     def fragments(self) -> Iterator[tuple[int, Piece | None]]:
-        """Yield every fragment by its number; None for one that a filtered range in front of it stands for."""
+        """Yield every fragment by its number; None for one that a filtered range before it stands for."""
         fragno = 0
         for piece in self.pieces:
             while fragno < piece.record.fragno:

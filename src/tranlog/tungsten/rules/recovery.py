@@ -51,9 +51,9 @@ class Torn(msgspec.Struct, frozen=True):
 class TungstenScan(msgspec.Struct, frozen=True, kw_only=True):
     """What all records of a segment add up to.
 
-    `last` is the last event with the mark of the last fragment, `complete_end` the byte behind it, `next_seqno` the
+    `last` is the last event with the mark of the last fragment, `complete_end` the byte after it, `next_seqno` the
     one after all that complete transactions and filtered ranges take up. `rotate` is the segment's last record if it
-    is of that kind; `open_fragments` counts those behind `last`, which wait for theirs. `unknown` is the first record
+    is of that kind; `open_fragments` counts those after `last`, which wait for theirs. `unknown` is the first record
     of a type that the replicator does not have. Where `stop` is set, reading ended there. `order_problem` is the first
     event that does not follow the one before it.
     """
