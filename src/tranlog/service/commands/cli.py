@@ -99,7 +99,7 @@ logger = logging.getLogger(__name__)
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf")
 HOST_NAMES: Final = ("-host", "--host")
-"""The article writes them in front of the command: `-host db2 status -name stores`."""
+"""The article writes them before the command: `-host db2 status -name stores`."""
 WATCH_S: Final = 1.3
 """How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
 REPORT_EVERY_S: Final = 1.0

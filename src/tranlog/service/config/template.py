@@ -38,7 +38,7 @@ _LIVE: Final = (
 
 _HEAD: Final = """\
 ## tranlog: from a source database through a log to a target database.
-## A key behind one "#" is not set. What stands there is its default, or an example where the end of its line says so.
+## A key after one "#" is not set. What stands there is its default, or an example where the end of its line says so.
 ## Relative paths count from this file's folder; times and sizes may have units: "30s", "64MiB". A variable of the
 ## environment outranks this file: TRANLOG_PIPELINE__CHANNELS=8. All of it: docs/configuration.md.
 ## Next: `tranlog capture` (source to log), `tranlog apply` (log to target), or `tranlog run` (both).

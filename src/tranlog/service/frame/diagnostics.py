@@ -1,6 +1,6 @@
 """What a process says of itself on stderr: its log lines, for people or as JSON, at levels by module.
 
-Owns the two forms and the options that choose. The modules log by the standard library: a fixed sentence, and behind it
+Owns the two forms and the options that choose. The modules log by the standard library: a fixed sentence, and after it
 `key=%s` for each fact. The hard idea: that form is structure enough, so the sentence is the event's name and each key a
 field of its own here, and nothing below knows how it is shown.
 
@@ -109,7 +109,7 @@ def _logger_name(logger: Any, method: str, told: Any) -> Any:
 
 
 def _event(logger: Any, method: str, told: Any) -> Any:
-    """Make the sentence the event, and what stands behind it fields."""
+    """Make the sentence the event, and what stands after it fields."""
     template, arguments = told.pop("event"), told.pop("positional_args", None) or ()
     told["event"], fields = split(template, arguments)
     return told | fields

@@ -46,7 +46,7 @@ NAME: Final = f"tranlog/{VERSION} api/{API}"
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
-"""A line of JSON, and behind it content of any size."""
+"""A line of JSON, and after it content of any size."""
 
 Content: TypeAlias = Iterator[bytes]
 """What an operation takes beside its body: bytes of any number, in parts."""
@@ -69,7 +69,7 @@ class _Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class GoOnline(_Body, frozen=True):
-    """At most one `until_…`. `from_seqno` puts all channels in front of that seqno first."""
+    """At most one `until_…`. `from_seqno` puts all channels before that seqno first."""
 
     until_seqno: Int64 | None = None
     until_gtid: str | None = None
@@ -428,7 +428,7 @@ class ServedPart(Protocol):
 class Spec:
     """One operation: a method of a part, and where it is asked for. A path may have one argument, in braces.
 
-    `reads`: it takes content behind its body. `sends`: its answer has content behind it.
+    `reads`: it takes content after its body. `sends`: its answer has content after it.
     """
 
     method: str

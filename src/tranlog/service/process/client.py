@@ -109,7 +109,7 @@ def _content(address: str, first: bytes, parts: Iterator[bytes]) -> Iterator[byt
 
 
 class _Given:
-    """What is sent: a body, a line of JSON, and content behind it. `failure`: why the content could not be read."""
+    """What is sent: a body, a line of JSON, and content after it. `failure`: why the content could not be read."""
 
     def __init__(self, body: bytes, content: Iterable[bytes]) -> None:
         self._body = body
@@ -218,7 +218,7 @@ class RunningPipeline:
             return _read(address, answer, watch)
 
     def send(self, path: str, body: object, content: Iterable[bytes], *, timeout_s: float = GRACE_S) -> Any:
-        """As `ask`, with content of any size behind the body. Raises what reading the content raises, too."""
+        """As `ask`, with content of any size after the body. Raises what reading the content raises, too."""
         given = _Given(msgspec.json.encode(body), content)
         try:
             with self._asked(path, body, given, timeout_s) as (address, answer):

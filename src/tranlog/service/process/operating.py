@@ -284,7 +284,7 @@ class Operator:
         )
 
     def _repositioning(self, seqno: int) -> Callable[[], None]:
-        """Return what puts all channels in front of a seqno, the pipeline being offline."""
+        """Return what puts all channels before a seqno, the pipeline being offline."""
         options = self._operation.options
 
         def move() -> None:

@@ -237,7 +237,7 @@ async def _streamed(part: Any, work: Callable[[], object]) -> AsyncIterator[str]
 
 
 async def _read_head(request: Request, takes: type[ResultT]) -> tuple[ResultT, api.Content]:
-    """Read the line of JSON in front of content; the rest is read as whoever has it asks for it, in a thread."""
+    """Read the line of JSON before content; the rest is read as whoever has it asks for it, in a thread."""
     stream = aiter(request.stream())
 
     async def part() -> bytes:
@@ -341,7 +341,7 @@ class _Answers:
             raise HTTPException(403, f"not for the role {request.state.role.name.lower()}")
         given: list[Any] = [*request.path_params.values()]
         if spec.reads:
-            assert spec.takes is not None, "what takes content takes a body in front of it"
+            assert spec.takes is not None, "what takes content takes a body before it"
             given += await _read_head(request, spec.takes)
         elif spec.takes is not None:
             given.append(await _body(request, spec.takes))
