@@ -26,7 +26,7 @@ class _Charset:
     `codec` is Python's, None for none that agrees. `width` is the most bytes that a character takes. Of one byte:
     `patch` are bytes that the server reads in another way than Python; of more: what to put for Python's characters.
     `without` are characters of Python's codec that the server does not have, or makes other bytes of; they stand as
-    Python has them, in front of `patch`. `ascii` says that bytes below 128 are
+    Python has them, before `patch`. `ascii` says that bytes below 128 are
     ASCII, for charsets without a codec.
     """
 

@@ -141,7 +141,7 @@ class RowTouches:
         self._kind = _STATEMENT
 
     def rows(self, table: TableMap, op: Op, images: Sequence[bytes]) -> None:
-        """Note row changes, given as `payload.encode_row` bytes: of an update the row before and, behind it, after."""
+        """Note row changes, given as `payload.encode_row` bytes: of an update the row before and then the row after."""
         self._changes += len(images)
         if self._kind != _ROWS:
             return

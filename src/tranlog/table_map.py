@@ -27,7 +27,7 @@ _last_table_map: Final[list[tuple[bytes, TableMap]]] = []
 
 @lru_cache(maxsize=4096)
 def encode_table_map(table: TableMap) -> bytes:
-    """Return a table map's bytes, without their length in front.
+    """Return a table map's bytes, without their length before them.
 
     Raises ValueError for what could not be read back: a key's column that is not there, a length below zero, text
     that has no UTF-8.

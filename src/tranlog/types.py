@@ -249,7 +249,7 @@ _DAY_MICROS = 86_400_000_000
 
 
 def date_text(date: Date) -> str:
-    """Return `YYYY-MM-DD`, with ` BC` behind years before 1."""
+    """Return `YYYY-MM-DD`, with ` BC` after years before 1."""
     year, month, day = civil_from_date(date)
     return f"{year:04d}-{month:02d}-{day:02d}" if year > 0 else f"{1 - year:04d}-{month:02d}-{day:02d} BC"
 
@@ -266,7 +266,7 @@ def time_text(time: Time) -> str:
 
 
 def datetime_text(value: Datetime | Instant) -> str:
-    """Return `YYYY-MM-DD HH:MM:SS[.ffffff]`; an Instant ends in `+00`; ` BC` behind years before 1."""
+    """Return `YYYY-MM-DD HH:MM:SS[.ffffff]`; an Instant ends in `+00`; ` BC` after years before 1."""
     days, micros = divmod(value.micros, _DAY_MICROS)
     date = date_text(Date(days))
     zone = "+00" if isinstance(value, Instant) else ""

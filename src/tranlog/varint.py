@@ -1,4 +1,4 @@
-"""Numbers, bytes and texts as protobuf writes them: varints of seven bits a byte, lengths in front.
+"""Numbers, bytes and texts as protobuf writes them: varints of seven bits a byte, each with its length before it.
 
 Owns these four forms, which the payload is made of. Compiled with it, see `tranlog.compiled`.
 
@@ -46,12 +46,12 @@ def write_varint(out: BytesWriter, number: int) -> None:
 
 
 def sized(raw: bytes) -> bytes:
-    """Return bytes with their length in front."""
+    """Return bytes preceded by their length."""
     return varint(len(raw)) + raw
 
 
 def sized_text(text: str) -> bytes:
-    """Return a text in UTF-8 with its length in front."""
+    """Return a text in UTF-8 preceded by its length."""
     return sized(text.encode())
 
 

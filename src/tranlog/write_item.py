@@ -1,4 +1,4 @@
-"""The bytes of a write set, item 02 of a header: hashes of key values by their use, behind what concerns the tables.
+"""The bytes of a write set, item 02 of a header: hashes of key values by their use, after what concerns the tables.
 
 Owns writing them, and reading them without what they mean, which is `write_set`'s. Compiled, see `tranlog.compiled`.
 
