@@ -172,7 +172,8 @@ def test_an_impossible_option_ends_in_the_servers_own_words(
 def test_a_taken_port_is_told(kind: type[MariaDbServer] | type[PostgresServer]) -> None:
     """The second server on one port does not pass itself off as started."""
     with kind() as first:
-        second = kind(port=first.port)
+        second = kind()
+        second.port = first.port
         try:
             with pytest.raises(ServerFailedError, match=r"ended while starting|taken by another server"):
                 second.start()
