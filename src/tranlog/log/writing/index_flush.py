@@ -58,6 +58,7 @@ class IndexFlush:
         self._gaps = False  # there are some, and nobody fills them yet
         self._next_s = self._wait_until()
         self._thread: threading.Thread | None = None
+        self._done: threading.Thread | None = None  # has stored what it was to, and may be alive for a while
         self._fill = IndexFill(segments, give_way, filled=self._flush_soon)
         self._filling: threading.Thread | None = None
 
@@ -86,11 +87,15 @@ class IndexFlush:
         if self._gaps:
             self._filling = self._begin(self._fill.run)
             self._gaps = self._filling is None
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None and self._thread is not self._done and self._thread.is_alive():
             return
         view = self._take(built_from)
         if view is not None:
-            self._thread = self._begin(self._store, view, self._taken)
+            self._thread = self._begin(self._store_apart, view, self._taken)
+
+    def _store_apart(self, view: IndexView, number: int) -> None:
+        self._store(view, number)
+        self._done = threading.current_thread()
 
     def _begin(self, target: Callable[..., None], *args: object) -> threading.Thread | None:
         thread = threading.Thread(target=target, args=args, name=f"tranlog index of {self._path}", daemon=True)
