@@ -19,29 +19,30 @@ WRITE_SETS = {
     _mutant(
         "key-ignored",
         "nothing waits for a row that came or went",
-        "            last[value] = mark\n",
-        "            pass\n",
+        "                slots[slot + 1] = mark\n",
+        "                pass\n",
         module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "row-ignored",
         "nothing waits for an update of a row",
-        "            self._uses(value).row = mark\n",
-        "            pass\n",
+        "                slots[slot + 2] = mark\n",
+        "                pass\n",
         module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "reference-ignored",
         "a row comes or goes without waiting for references to it",
-        "                    found.update(there.references.values())\n",
+        "                    self._count(self._references[begin + channel])\n",
         "                    pass\n",
         module=_ORDER,
     ): "wrong order|held back",
     _mutant(
         "one-reference",
         "of the references to a value one is remembered, not one on each channel",
-        "there.references[own] = mark",
-        "there.references = {own: mark}",
+        "                self._references[begin + channel] = mark\n",
+        "                for other in range(self._channels):\n"
+        "                    self._references[begin + other] = mark if other == channel else 0\n",
         module=_ORDER,
     ): "wrong order|held back",
     _mutant(

@@ -1,44 +1,35 @@
 """After which others a transaction comes by the values of keys that it touches, and which channel it goes to.
 
 Owns the table of hashes since a plan point, the loads of the channels (`WriteOrder`), and what a channel passes over by
-the bytes of a header (`Passing`), since each reads every header. What else decides is `by_writes`'s. Hashes, and the
-numbers that stand for transactions, are only looked up and compared, so they stay objects of Python: compiled code
-would make a number of each, and an object again. Compiled, see `tranlog.compiled`.
+the bytes of a header (`Passing`), since each reads every header. What else decides is `by_writes`'s. Since that is all
+that a channel does for most transactions, hashes and transactions are numbers in flat tables here, looked up without an
+object of Python for any of them. Compiled, see `tranlog.compiled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
-from mypy_extensions import i64, mypyc_attr
+from librt.strings import read_i32_be
+from librt.vecs import append, vec
+from mypy_extensions import i64
 
 from tranlog.change import TableName
 from tranlog.ids import Seqno
 from tranlog.varint import read_varint
-from tranlog.write_item import ROWS, Touches, pass_tables, read_touches
+from tranlog.write_item import NUMBER_BYTES, ROWS, Touches, pass_tables
 
 _HEADS_MAX: Final = 4_096
+_SLOTS_FIRST: Final = 1_024
+_SLOT: Final = 4
+"""Numbers of a slot: the hash, plus one; the last transaction with it as a KEY; the last with it as a ROW since; where
+the last with it as a REFERENCE since begin, one of each channel. A transaction is its place in `_owners` plus one; 0 is
+none, in all of them."""
 
 
 def with_more(touches: Touches, more: Touches) -> Touches:
     """Return what is touched by both together."""
     return touches[0] + more[0], touches[1] + more[1], touches[2] + more[2]
-
-
-@mypyc_attr(acyclic=True)
-class ValueUses:
-    """The last transactions with a value of a key: KEY, ROW since it, and by channel REFERENCE since it.
-
-    That is by channel, since one REFERENCE does not wait for another.
-    """
-
-    __slots__ = ("key", "references", "row")
-
-    def __init__(self, key: object) -> None:
-        self.key: object = key
-        self.row: object = None
-        self.references: dict[object, object] | None = None
 
 
 class WriteOrder:
@@ -49,124 +40,218 @@ class WriteOrder:
     on channel 0 alone.
     """
 
-    __slots__ = ("_channels", "_last", "_lead", "_loads", "counted", "entries")
+    __slots__ = (
+        "_channels",
+        "_counts",
+        "_first",
+        "_keys",
+        "_latest",
+        "_lead",
+        "_loads",
+        "_look",
+        "_owners",
+        "_references",
+        "_rows",
+        "_seen",
+        "_slots",
+        "_used",
+        "_values",
+        "counted",
+        "entries",
+    )
 
     def __init__(self, channels: int, lead: int, counted: int = 0) -> None:
         self.counted = counted
         self.entries = 0
-        self._channels = channels
-        self._lead = lead
-        self._loads: list[int] = [0] * channels
-        # By hash the last KEY alone, as seqno * channels + channel, or `ValueUses` of such numbers.
-        self._last: dict[object, object] = {}
+        self._channels: i64 = channels
+        self._lead: i64 = lead
+        none = [0] * channels
+        self._loads = vec[i64](none)
+        self._slots = vec[i64]([0] * (_SLOTS_FIRST * _SLOT))
+        self._used: i64 = 0
+        self._references = vec[i64]([0])
+        self._first: i64 = -1
+        self._owners = vec[i64]()
+        # Of the transaction at hand: its hashes, KEYs and then ROWs in front; by channel how many come before it, and the
+        # place of the last of these, plus one. Of each transaction at which look it was counted last.
+        self._values = vec[i64]()
+        self._keys: i64 = 0
+        self._rows: i64 = 0
+        self._counts = vec[i64](none)
+        self._latest = vec[i64](none)
+        self._seen = vec[i64]()
+        self._look: i64 = 0
 
     def assign(self, seqno: int, changes: int, touches: Touches) -> tuple[int, tuple[tuple[int, Seqno], ...]]:
         """Return the channel of the next transaction, and what it waits for: channel and seqno of others."""
-        earlier = self._earlier(touches)
-        channel = self._channel_for(earlier)
-        self._note(seqno, channel, changes, touches)
-        last: dict[int, Seqno] = {}
-        for its_seqno, its_channel in earlier:
-            if its_channel != channel and its_seqno > last.get(its_channel, -1):
-                last[its_channel] = Seqno(its_seqno)
-        return channel, tuple(sorted(last.items()))
+        self._take(touches)
+        place = self._place(seqno)
+        self._look_back()
+        channel = self._channel()
+        waits: list[tuple[int, Seqno]] = []
+        latest, first = self._latest, self._first
+        for other in range(self._channels):
+            if latest[other] and other != channel:
+                waits.append((other, Seqno(first + latest[other] - 1)))
+        self._note(place, channel, changes)
+        return channel, tuple(waits)
 
-    def passes(self, seqno: int, changes: int, touches: Touches, channel: int, published: int) -> bool:
-        """Assign the next transaction and return True, if it is another's than `channel`'s; else do nothing.
+    def passes(
+        self, seqno: int, changes: int, item: bytes, at: int, more: Touches | None, whose: int, published: int
+    ) -> bool:
+        """Assign the next transaction and return True, if it is another's than channel `whose`'s; else do nothing.
 
-        Nor if it waits for one that `channel` has after seqno `published`.
+        Nor if it waits for one that this channel has after seqno `published`. Its hashes begin at `at` of its write set;
+        `more` is what it touches beside them. Raises IndexError, ValueError for a write set that ends before.
         """
-        earlier = self._earlier(touches)
-        owner = self._channel_for(earlier)
-        if owner == channel:
+        self._read(item, at, more)
+        place = self._place(seqno)
+        self._look_back()
+        channel = self._channel()
+        if channel == whose:
             return False
-        for its_seqno, its_channel in earlier:
-            if its_channel == channel and its_seqno > published:
-                return False
-        self._note(seqno, owner, changes, touches)
+        if whose < self._channels and self._latest[whose] and self._first + self._latest[whose] - 1 > published:
+            return False
+        self._note(place, channel, changes)
         return True
 
-    def _earlier(self, touches: Touches) -> list[tuple[int, int]]:
-        """Return the transactions, seqno and channel, that must come before one with these touches."""
-        found: set[object] = set()
-        last = self._last
-        came_or_gone: Iterable[object] = touches[0]
-        kept: Iterable[object] = touches[1]
-        referred: Iterable[object] = touches[2]
-        for value in came_or_gone:
-            there = last.get(value)
-            if isinstance(there, ValueUses):
-                found.add(there.key)
-                found.add(there.row)
-                if there.references is not None:
-                    found.update(there.references.values())
-            else:
-                found.add(there)
-        for value in kept:
-            there = last.get(value)
-            if isinstance(there, ValueUses):
-                found.add(there.key)
-                found.add(there.row)
-            else:
-                found.add(there)
-        for value in referred:
-            there = last.get(value)
-            found.add(there.key if isinstance(there, ValueUses) else there)
-        found.discard(None)
-        channels: i64 = self._channels
-        earlier: list[tuple[int, int]] = []
-        for mark in found:
-            assert isinstance(mark, int)
-            number: i64 = mark
-            earlier.append((number // channels, number % channels))
-        return earlier
+    def _take(self, touches: Touches) -> None:
+        values = vec[i64]()
+        for hashes in touches:
+            for value in hashes:
+                values = append(values, value)
+        self._values = values
+        self._keys, self._rows = len(touches[0]), len(touches[1])
 
-    def _channel_for(self, earlier: list[tuple[int, int]]) -> int:
+    def _read(self, item: bytes, at: int, more: Touches | None) -> None:
+        values = vec[i64]()
+        counts: list[int] = []
+        size: i64 = len(item)
+        for use in range(3):
+            count, at = read_varint(item, at)
+            place: i64 = at
+            end: i64 = place + count * NUMBER_BYTES
+            if end > size:
+                raise ValueError(f"{count} numbers announced in a write set of {size} bytes")
+            while place < end:
+                values = append(values, i64(read_i32_be(item, place)) & 0xFFFFFFFF)
+                place += NUMBER_BYTES
+            at = end
+            if more is not None:
+                for value in more[use]:
+                    values = append(values, value)
+                count += len(more[use])
+            counts.append(count)
+        self._values = values
+        self._keys, self._rows = counts[0], counts[1]
+
+    def _place(self, seqno: i64) -> i64:
+        """Return the place of a transaction, which has one in `_owners` and `_seen` from now on."""
+        if self._first < 0:
+            self._first = seqno
+        place = seqno - self._first
+        owners, seen = self._owners, self._seen
+        while len(owners) <= place:
+            owners, seen = append(owners, 0), append(seen, 0)
+        self._owners, self._seen = owners, seen
+        return place
+
+    def _look_back(self) -> None:
+        """Count by channel the transactions that must come before the one at hand."""
+        self._look += 1
+        for channel in range(self._channels):
+            self._counts[channel] = 0
+            self._latest[channel] = 0
+        values, slots = self._values, self._slots
+        kept, referred = self._keys, self._keys + self._rows
+        for at in range(len(values)):
+            slot = _slot_of(slots, values[at])
+            if not slots[slot]:
+                continue
+            self._count(slots[slot + 1])
+            if at < referred:
+                self._count(slots[slot + 2])
+            if at < kept and slots[slot + 3]:
+                begin = slots[slot + 3]
+                for channel in range(self._channels):
+                    self._count(self._references[begin + channel])
+
+    def _count(self, mark: i64) -> None:
+        if not mark or self._seen[mark - 1] == self._look:
+            return
+        self._seen[mark - 1] = self._look
+        channel = self._owners[mark - 1]
+        self._counts[channel] += 1
+        if mark > self._latest[channel]:
+            self._latest[channel] = mark
+
+    def _channel(self) -> i64:
         """Return the channel with most of what comes before; the least loaded where that is too far ahead, or none."""
-        loads = self._loads
-        least = 0
+        loads, counts = self._loads, self._counts
+        least: i64 = 0
+        most: i64 = 0
         for channel in range(1, self._channels):
             if loads[channel] < loads[least]:
                 least = channel
-        if not earlier:
-            return least
-        counts = [0] * self._channels
-        for _, channel in earlier:
-            counts[channel] += 1
-        most = 0
-        for channel in range(1, self._channels):
             more = counts[channel] - counts[most]
             if more > 0 or (more == 0 and loads[channel] < loads[most]):
                 most = channel
-        return least if loads[most] - loads[least] > self._lead else most
+        return least if not counts[most] or loads[most] - loads[least] > self._lead else most
 
-    def _note(self, seqno: int, channel: int, changes: int, touches: Touches) -> None:
+    def _note(self, place: i64, channel: i64, changes: i64) -> None:
         self._loads[channel] += changes
-        self.entries += len(touches[0]) + len(touches[1]) + len(touches[2])
-        mark: object = seqno * self._channels + channel
-        own: object = channel
-        last = self._last
-        came_or_gone: Iterable[object] = touches[0]
-        kept: Iterable[object] = touches[1]
-        referred: Iterable[object] = touches[2]
-        for value in came_or_gone:
-            last[value] = mark
-        for value in kept:
-            self._uses(value).row = mark
-        for value in referred:
-            there = self._uses(value)
-            if there.references is None:
-                there.references = {own: mark}
+        self._owners[place] = channel
+        values = self._values
+        self.entries += len(values)
+        mark: i64 = place + 1
+        kept, referred = self._keys, self._keys + self._rows
+        for at in range(len(values)):
+            slots = self._slots
+            slot = _slot_of(slots, values[at])
+            if not slots[slot]:
+                if self._used * 2 * _SLOT >= len(slots):
+                    self._grow()
+                    slots = self._slots
+                    slot = _slot_of(slots, values[at])
+                self._used += 1
+                slots[slot] = values[at] + 1
+            if at < kept:
+                slots[slot + 1] = mark
+                slots[slot + 2] = 0
+                slots[slot + 3] = 0
+            elif at < referred:
+                slots[slot + 2] = mark
             else:
-                there.references[own] = mark
+                begin = slots[slot + 3]
+                if not begin:
+                    references = self._references
+                    begin = len(references)
+                    for _ in range(self._channels):
+                        references = append(references, 0)
+                    self._references = references
+                    slots[slot + 3] = begin
+                self._references[begin + channel] = mark
 
-    def _uses(self, value: object) -> ValueUses:
-        there = self._last.get(value)
-        if isinstance(there, ValueUses):
-            return there
-        made = ValueUses(there)
-        self._last[value] = made
-        return made
+    def _grow(self) -> None:
+        old = self._slots
+        slots = vec[i64]([0] * (2 * len(old)))
+        at: i64 = 0
+        while at < len(old):
+            if old[at]:
+                slot = _slot_of(slots, old[at] - 1)
+                for part in range(_SLOT):
+                    slots[slot + part] = old[at + part]
+            at += _SLOT
+        self._slots = slots
+
+
+def _slot_of(slots: vec[i64], value: i64) -> i64:
+    """Return where the slot of a hash begins: it has it, or is empty."""
+    size: i64 = len(slots)
+    at: i64 = value * _SLOT & (size - 1)
+    while slots[at] and slots[at] != value + 1:
+        at = at + _SLOT & (size - 1)
+    return at
 
 
 class Passing:
@@ -221,10 +306,8 @@ class Passing:
                 if not self._channel:
                     return False
             else:
-                touches, more = read_touches(item, end), self._heads[head]
-                if more is not None:
-                    touches = with_more(touches, more)
-                if not order.passes(seqno, changes, touches, self._channel, self.published):
+                more = self._heads[head]
+                if not order.passes(seqno, changes, item, end, more, self._channel, self.published):
                     return False
         except (IndexError, ValueError):
             return False
