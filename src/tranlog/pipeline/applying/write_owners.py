@@ -174,10 +174,16 @@ class WriteOwners:
 
     def assign(self, header: TransactionHeader) -> Assigned:
         """Return who applies the next transaction of the log; each is asked for once."""
-        assigned = self._assignment.assign(header.seqno, self._writes(header))
+        seqno, known = header.seqno, None
+        if self._passing is not None:
+            shard = header.shard_id.encode() if self._critical else b""
+            known = self._passing.assign(seqno, shard, header.tables, header.write_set)
+        if known is not None:
+            return Assigned(owner=known[0], waits=known[1], doubted=seqno == self._doubted)
+        assigned = self._assignment.assign(seqno, self._writes(header))
         if self._passing is not None and header.tables and assigned.owner >= 0 and assigned.why in ("", ALONE):
             self._passing.learn(header.tables, header.write_set, assigned.more)
-        return replace(assigned, doubted=True) if header.seqno == self._doubted else assigned
+        return replace(assigned, doubted=True) if seqno == self._doubted else assigned
 
     def passes(self, walk: Walk) -> Passes | None:
         """Return what lets the walk pass over what is not its channel's, in the place of `assign`; None: it may not."""

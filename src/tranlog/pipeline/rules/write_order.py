@@ -8,7 +8,7 @@ object of Python for any of them. Compiled, see `tranlog.compiled`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from librt.strings import read_i32_be
 from librt.vecs import append, vec
@@ -25,6 +25,10 @@ _SLOT: Final = 4
 """Numbers of a slot: the hash, plus one; the last transaction with it as a KEY; the last with it as a ROW since; where
 the last with it as a REFERENCE since begin, one of each channel. A transaction is its place in `_owners` plus one; 0 is
 none, in all of them."""
+
+
+Owned: TypeAlias = tuple[int, tuple[tuple[int, Seqno], ...]]
+"""A channel, and after what of others it applies a transaction: channel and seqno."""
 
 
 def with_more(touches: Touches, more: Touches) -> Touches:
@@ -72,8 +76,8 @@ class WriteOrder:
         self._references = vec[i64]([0])
         self._first: i64 = -1
         self._owners = vec[i64]()
-        # Of the transaction at hand: its hashes, KEYs and then ROWs in front; by channel how many come before it, and the
-        # place of the last of these, plus one. Of each transaction at which look it was counted last.
+        # Of the transaction at hand: its hashes, KEYs and then ROWs in front; by channel how many come before it, and
+        # the place of the last of these, plus one. Of each transaction at which look it was counted last.
         self._values = vec[i64]()
         self._keys: i64 = 0
         self._rows: i64 = 0
@@ -82,9 +86,17 @@ class WriteOrder:
         self._seen = vec[i64]()
         self._look: i64 = 0
 
-    def assign(self, seqno: int, changes: int, touches: Touches) -> tuple[int, tuple[tuple[int, Seqno], ...]]:
+    def assign(self, seqno: int, changes: int, touches: Touches) -> Owned:
         """Return the channel of the next transaction, and what it waits for: channel and seqno of others."""
         self._take(touches)
+        return self._assign(seqno, changes)
+
+    def assign_read(self, seqno: int, changes: int, item: bytes, at: int, more: Touches | None) -> Owned:
+        """Do as `assign`, for hashes that begin at `at` of a write set; raises as `passes`."""
+        self._read(item, at, more)
+        return self._assign(seqno, changes)
+
+    def _assign(self, seqno: int, changes: int) -> Owned:
         place = self._place(seqno)
         self._look_back()
         channel = self._channel()
@@ -101,8 +113,8 @@ class WriteOrder:
     ) -> bool:
         """Assign the next transaction and return True, if it is another's than channel `whose`'s; else do nothing.
 
-        Nor if it waits for one that this channel has after seqno `published`. Its hashes begin at `at` of its write set;
-        `more` is what it touches beside them. Raises IndexError, ValueError for a write set that ends before.
+        Nor if it waits for one that this channel has after seqno `published`. Its hashes begin at `at` of its write
+        set; `more` is what it touches beside them. Raises IndexError, ValueError for a write set that ends before.
         """
         self._read(item, at, more)
         place = self._place(seqno)
@@ -292,24 +304,49 @@ class Passing:
         channel has taken since its position.
         """
         order = self._order
-        if tables is None or seqno % self._every == 0 or order.entries >= self._entries or shard in self._critical:
-            return False
         try:
-            if item[0] != ROWS:
+            changes, end, more = self._read(seqno, shard, tables, item)
+            if not changes or (self._alone and not self._channel):
                 return False
-            changes, at = read_varint(item, 1)
-            end = pass_tables(item, at)
-            head = tables, item[at:end]
-            if not changes or head not in self._heads:
+            if not self._alone and not order.passes(seqno, changes, item, end, more, self._channel, self.published):
                 return False
-            if self._alone:
-                if not self._channel:
-                    return False
-            else:
-                more = self._heads[head]
-                if not order.passes(seqno, changes, item, end, more, self._channel, self.published):
-                    return False
         except (IndexError, ValueError):
             return False
         order.counted += 1
         return True
+
+    def assign(self, seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes) -> Owned | None:
+        """Assign the next transaction, if one like it was learned and no plan begins; else do nothing."""
+        if self._alone:
+            return None
+        order = self._order
+        try:
+            changes, end, more = self._read(seqno, shard, tables, item)
+            if not changes:
+                return None
+            owned = order.assign_read(seqno, changes, item, end, more)
+        except (IndexError, ValueError):
+            return None
+        order.counted += 1
+        return owned
+
+    def _read(
+        self, seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes
+    ) -> tuple[int, int, Touches | None]:
+        """Return how many row changes one has whose like was learned, where its hashes begin, what it touches more.
+
+        Without changes: it was not, or it is perhaps a plan point. Raises IndexError, ValueError.
+        """
+        if (
+            tables is None
+            or seqno % self._every == 0
+            or self._order.entries >= self._entries
+            or shard in self._critical
+        ):
+            return 0, 0, None
+        if item[0] != ROWS:
+            return 0, 0, None
+        changes, at = read_varint(item, 1)
+        end = pass_tables(item, at)
+        head = tables, item[at:end]
+        return (changes, end, self._heads[head]) if head in self._heads else (0, 0, None)
