@@ -42,6 +42,7 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import Seqno
+from tranlog.target.mariadb import SEND_BYTES
 from tranlog.target.mariadb_dialect import NAME_CHARS, fit_name
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer
@@ -210,6 +211,47 @@ def test_a_row_beyond_the_server_s_packets(
         bench.apply([insert(wide, (8, b"")), insert(wide, (9, b"'" * 1_000_000))])
     bench.apply([delete(wide, row) for row in fits])
     assert not bench.rows(wide)
+
+
+OTHERS = table("others", ID, column("n", INTEGER, "int(11)"))
+
+
+def by_turns(count: int) -> list[Change]:
+    """Rows of two tables, of which no two that follow each other can be one statement."""
+    return [change for n in range(count) for change in (insert(ITEMS, (n, "it's; a", n)), insert(OTHERS, (n, n)))]
+
+
+def test_rows_of_tables_by_turns_are_sent_together(bench: Bench) -> None:
+    """A round trip for each was most of the time. Many packets are more than SEND_BYTES holds."""
+    for one in (ITEMS, OTHERS):
+        bench.target.rows.create_table(one)
+    sent: list[int] = []
+    run = bench.session._cursor.execute  # type: ignore[attr-defined]
+
+    def counted(statement: bytes) -> int:
+        sent.append(len(statement))
+        return int(run(statement))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bench.session._cursor, "execute", counted)  # type: ignore[attr-defined]
+        assert bench.apply(by_turns(3_000)).statements == 6_000
+    assert len(sent) < 30 and max(sent) <= SEND_BYTES
+    assert (len(bench.rows(ITEMS)), len(bench.rows(OTHERS))) == (3_000, 3_000)
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_conflict_among_rows_that_are_sent_together_is_named_and_leaves_nothing(bench: Bench, at: int) -> None:
+    for one in (ITEMS, OTHERS):
+        bench.target.rows.create_table(one)
+    for wrong in (update(OTHERS, (99, 1), (99, 2)), delete(ITEMS, (99, "a", 1)), insert(ITEMS, (at // 2, "x", 1))):
+        changes = [*by_turns(10)[:at], wrong, *by_turns(10)[at:]]
+        if isinstance(wrong, RowChange) and wrong.before is None and at == 0:
+            continue  # the one after it is at fault
+        with pytest.raises(ConflictError, match=rf"key \(id={99 if wrong.before else at // 2}\)"):
+            bench.apply(changes)
+        assert not bench.rows(ITEMS) and not bench.rows(OTHERS)
+    bench.apply(by_turns(1))
+    assert (len(bench.rows(ITEMS)), len(bench.rows(OTHERS))) == (1, 1), "nothing of what was sent before comes late"
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -137,12 +137,19 @@ _KEY_TRIGGERS: Final = """
 SELECT TRIGGER_NAME FROM information_schema.TRIGGERS
  WHERE EVENT_OBJECT_SCHEMA = $1 AND EVENT_OBJECT_TABLE = $2 ORDER BY TRIGGER_NAME"""
 
+SEND_BYTES: Final = 1 << 18
+"""Statements with rows wait for others until they have grown to this, and are sent as one packet."""
+
 _WHOSE: Final = (
     "CONCAT('session ', p.ID, ' of user ', p.USER, ' from ', p.HOST, ', ', LOWER(p.COMMAND), ' since ', p.TIME, ' s')"
 )
 _HOLDERS: Final = """
   FROM information_schema.INNODB_TRX t JOIN information_schema.PROCESSLIST p ON p.ID = t.trx_mysql_thread_id
  WHERE t.trx_rows_locked > 0 AND p.ID <> CONNECTION_ID()"""
+
+
+def _differ(counts: tuple[int, int]) -> bool:
+    return counts[0] != counts[1]
 
 
 def text_equality(collation: str) -> TextEquality:
@@ -166,6 +173,9 @@ class MariadbSession:
         self._lock_wait_s = -1
         self._lock_timeout_s = options.lock_timeout_s
         self._relaxed: tuple[str, ...] = ()
+        self._sent: list[bytes] = []  # and not run yet; how many rows each statement in it is to hit
+        self._expected: list[int] = []
+        self._sent_bytes = 0
         self._holds_snapshot = False
         try:
             self._connection = connect(
@@ -220,6 +230,7 @@ class MariadbSession:
     # --- transactions ---
 
     def begin(self, *, lock_timeout_s: float | None = None) -> None:
+        self._forget()
         self._wait_for_locks(max(1, ceil(self._lock_timeout_s if lock_timeout_s is None else lock_timeout_s)))
         self._relax(())
         self._execute("START TRANSACTION")
@@ -228,6 +239,7 @@ class MariadbSession:
         self._execute("COMMIT")
 
     def rollback(self) -> None:
+        self._forget()
         with suppress(pymysql.err.MySQLError, OSError):
             self._cursor.execute("ROLLBACK")
 
@@ -240,7 +252,8 @@ class MariadbSession:
     # --- statements ---
 
     def _execute(self, sql: str | bytes) -> list[int]:
-        """Run one statement, or several, to the end; return how many rows each one hit."""
+        """Run one statement, or several, to the end, after what was sent; return how many rows each one hit."""
+        self.settle()
         cursor = self._cursor
         try:
             cursor.execute(sql)
@@ -270,6 +283,7 @@ class MariadbSession:
         return self._execute(self._filled(sql, parameters))[0]
 
     def fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self.settle()
         try:
             self._cursor.execute(self._filled(sql, parameters))
             return list(self._cursor.fetchall())
@@ -305,15 +319,26 @@ class MariadbSession:
         return statements + 1
 
     def _send(self, prefix: bytes, rows: bytes, suffix: bytes, count: int, together: bool) -> None:
-        self._check_size(len(prefix) + len(rows) + len(suffix))
-        counts = self._execute(prefix + rows + suffix)
-        hit = counts[0] if together else next((n for n in counts if n != 1), 1)
-        wanted = count if together else 1
-        if hit != wanted:
-            raise MisfitError(f"{hit} rows hit instead of {wanted}", affected=hit)
+        """Send with what follows: one after the other a round trip each is most of what rows of mixed tables take."""
+        size = len(prefix) + len(rows) + len(suffix)
+        self._check_size(size)
+        if self._sent_bytes + size > min(SEND_BYTES, self._packet_most):
+            self.settle()
+        self._sent.append(prefix + rows + suffix)
+        self._sent_bytes += size + 1
+        self._expected += [count] if together else [1] * count
+
+    def _forget(self) -> None:
+        self._sent, self._expected, self._sent_bytes = [], [], 0
 
     def settle(self) -> None:
-        """Nothing waits: `send` has done it."""
+        if not self._sent:
+            return
+        sent, expected = b";".join(self._sent), self._expected
+        self._forget()
+        hit, wanted = next(filter(_differ, zip(self._execute(sent), expected, strict=False)), (0, 0))
+        if hit != wanted:
+            raise MisfitError(f"{hit} rows hit instead of {wanted}", affected=hit)
 
     def run_script(self, text: str) -> None:
         self._execute(text)
