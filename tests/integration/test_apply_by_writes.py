@@ -159,7 +159,7 @@ def test_any_tables_with_any_keys_hold_the_same_whatever_the_number_of_channels(
         chance = random.Random(base + number)
         said = f"random.Random({base + number})"
         pipeline = f"p{number}"
-        tables = drawn_tables(chance, f"t{number}_", by_text=empty.kind == "mariadb")
+        tables = drawn_tables(chance, f"t{number}_")
         drawing = Drawing(chance, range(chance.choice((4, 12))), tables, LOOSE_CODES)
         every, lead, serial_in = chance.choice((30, 70)), chance.choice((0, 5, 40)), chance.choice((2, 10))
         monkeypatch.setattr(write_owners, "BOUNDS", WritesBounds(every=every, lead=lead, serial_in=serial_in))

@@ -75,12 +75,11 @@ def _text_column(name: str, *, nullable: bool = False) -> Column:
     return Column(name=name, source_type="varchar(20)", logical=LogicalType.TEXT, length=20, nullable=nullable)
 
 
-def drawn_tables(chance: random.Random, prefix: str, *, by_text: bool) -> tuple[TableMap, ...]:
+def drawn_tables(chance: random.Random, prefix: str) -> tuple[TableMap, ...]:
     """Draw two to four tables, whose names begin with `prefix`; the last column of each is in no key.
 
     Primary keys have one or two columns, unique keys and references may hold NULL, and a reference is to the primary
-    key of a table before it; `by_text`: also where that holds texts. Which texts a reference takes for one differs from
-    server to server, and the model has the loosest.
+    key of a table before it, of whole numbers: which texts a reference takes for one differs from server to server.
     """
     tables: list[TableMap] = []
     for number in range(chance.randint(2, 4)):
@@ -88,16 +87,10 @@ def drawn_tables(chance: random.Random, prefix: str, *, by_text: bool) -> tuple[
         columns = [chance.choice(draw)(f"k{at}") for at in range(chance.randint(1, 2))]
         primary = tuple(range(len(columns)))
         foreign: list[ForeignKey] = []
-        whole = [
-            one
-            for one in tables
-            if by_text or all(one.columns[at].logical is LogicalType.INTEGER for at in one.primary_key)
-        ]
+        whole = [one for one in tables if all(one.columns[at].logical is LogicalType.INTEGER for at in one.primary_key)]
         for to in chance.sample(whole, chance.randint(0, len(whole))):
             own = tuple(range(len(columns), len(columns) + len(to.primary_key)))
-            for at, there in zip(own, to.primary_key, strict=True):
-                is_text = to.columns[there].logical is LogicalType.TEXT
-                columns.append((_text_column if is_text else number_column)(f"r{at}", nullable=True))
+            columns += [number_column(f"r{at}", nullable=True) for at in own]
             names = tuple(to.columns[at].name for at in to.primary_key)
             foreign.append(ForeignKey(columns=own, ref_schema=SCHEMA, ref_table=to.table, ref_columns=names))
         unique: list[tuple[int, ...]] = []
