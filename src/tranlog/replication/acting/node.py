@@ -258,7 +258,7 @@ class GroupNode:
         assert stored is not None and stored.group
         own = stored.config.member(stored.node) if stored.config is not None else None
         if own is not None and own.name != self.options.node:
-            raise ConfigError(option="group.node", value=self.options.node, why=self._copied(own, self.options.node))
+            raise ConfigError(option="group.node", value=self.options.node, why=_copied(own, self.options.node))
         log = await asyncio.to_thread(open_log, self.options, stored.group, disk=self.disk, clock=self.clock)
         await asyncio.to_thread(self._state.store, stored)  # so that its number is this start's
         self.thread = CoreThread(
@@ -274,10 +274,6 @@ class GroupNode:
         )
         self.thread.start()
         self._loop.call_soon(self.orders.restoring.resume)
-
-    def _copied(self, whose: Member, name: str) -> str:
-        mend = f"remove the folder {GROUP_DIR}/ in it, start {name}, and `tranlog group add {name} HOST:PORT`"
-        return f"the log directory of {name} is a copy of {whose.name}'s, with the identity of that node: {mend}"
 
     async def _watch(self) -> None:
         """End connections of nodes that are silent."""
@@ -535,7 +531,7 @@ class GroupNode:
             return f"you are of the group {join.group}, and this node is of {own}"
         known = config.member(join.node)
         if known is not None and known.name != join.node_name:
-            return self._copied(known, join.node_name)
+            return _copied(known, join.node_name)
         named = [one for one in config.members if one.name == join.node_name and one.node != join.node]
         if join.node == self.node or named:
             why = f"there is another node {join.node_name} in the group, with another id; names are unique"
@@ -558,6 +554,11 @@ class GroupNode:
         at = self.standing
         node = self.node if at.state == PRIMARY else at.primary
         return Primary(number=number, node=node, epoch=at.epoch, config=at.config)
+
+
+def _copied(whose: Member, name: str) -> str:
+    mend = f"remove the folder {GROUP_DIR}/ in it, start {name}, and `tranlog group add {name} HOST:PORT`"
+    return f"the log directory of {name} is a copy of {whose.name}'s, with the identity of that node: {mend}"
 
 
 def _runs_already(member: Member) -> str:
