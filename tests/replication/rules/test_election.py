@@ -182,6 +182,21 @@ def test_rule_8_a_refused_connection_to_the_primary_starts_the_pre_vote_at_once(
     assert of(PreVote, node.wait(1))
 
 
+def test_rule_8_who_was_refused_asks_again_soon() -> None:
+    """Another node may not know yet that the primary is gone, or wait for this one as it has a higher priority."""
+    for chance in (0, 1, 249, 250, 251, 999):
+        node = Alone(A, THREE)
+        node.beat(B, state=PRIMARY, epoch=1)
+        node.core.refused(B, node.now)
+        assert of(PreVote, node.wait(1, chance))
+        patience = node.core.mind.stand_at - node.now
+        assert patience == HEARTBEAT + chance % (HEARTBEAT + 1)
+        assert of(PreVote, node.wait(patience, chance))
+        node.beat(C, state=PRIMARY, epoch=2)
+        node.wait(LONG, chance)
+        assert node.core.mind.stand_at - node.now == 4 * HEARTBEAT + chance, "the next one is only silent"
+
+
 def test_rule_8_else_it_waits_four_to_eight_heartbeats() -> None:
     for chance in (0, 1, 999, 1000, 12345):
         node = Alone(A, THREE)

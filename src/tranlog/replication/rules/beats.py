@@ -63,7 +63,10 @@ class Handing(msgspec.Struct):
 
 
 class Mind(msgspec.Struct):
-    """What a node has in mind and forgets when it ends. Times: its own clock's ms."""
+    """What a node has in mind and forgets when it ends. Times: its own clock's ms.
+
+    `is_gone`: the last primary that was heard has ended, and nobody was voted for since.
+    """
 
     epoch: int
     pulse: Pulse
@@ -79,6 +82,7 @@ class Mind(msgspec.Struct):
     beat_at: int = NEVER
     stand_at: int = 0
     waited: bool = False
+    is_gone: bool = False
     campaign: Campaign | None = None
     frozen_until: int = NEVER
     maintenance: int = 0
@@ -316,7 +320,7 @@ class Beating:
             peer.asked = Pulse(beat.pulse.start, mind.pulse.beat)
         if beat.state == PRIMARY and beat.epoch >= mind.epoch:
             mind.primary, mind.primary_epoch, mind.primary_heard = sender, beat.epoch, mind.now
-            mind.campaign, mind.waited = None, False
+            mind.campaign, mind.waited, mind.is_gone = None, False, False
             if beat.owed is not None and beat.echo.start == mind.pulse.start and self.stored.owing:
                 mind.owed = beat.owed
             if beat.confirmed_ms >= 0 and beat.echo.start == mind.pulse.start:

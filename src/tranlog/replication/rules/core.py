@@ -127,11 +127,12 @@ class Core(Answering):
             self._search(self.intake.source)
 
     def refused(self, node: NodeId, now: int) -> None:
-        """Connecting to a node was refused: its program is gone. Without the primary a node stands at once."""
+        """Connecting to a node was refused: its program is gone. Without the primary a node stands at once, and soon
+        again: others may not know yet, or have stood at the same moment."""
         self._wake(now)
         mind = self.mind
         if node == mind.primary and mind.state != PRIMARY:
-            mind.primary, mind.primary_heard, mind.stand_at = NO_NODE, NEVER, now
+            mind.primary, mind.primary_heard, mind.stand_at, mind.is_gone = NO_NODE, NEVER, now, True
         if node in mind.peers:
             mind.peers[node].heard = NEVER
 

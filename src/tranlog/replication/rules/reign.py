@@ -53,8 +53,8 @@ class Reigning(Beating):
     def _stand_if_due(self, chance: int) -> None:
         mind, heartbeat = self.mind, self.config.heartbeat_ms
         if mind.now >= mind.stand_at:
-            spread = (PATIENCE_MOST - PATIENCE_LEAST) * heartbeat
-            mind.stand_at = mind.now + PATIENCE_LEAST * heartbeat + chance % (spread + 1)
+            least, most = (1, 2) if mind.is_gone else (PATIENCE_LEAST, PATIENCE_MOST)
+            mind.stand_at = mind.now + least * heartbeat + chance % ((most - least) * heartbeat + 1)
             if self._may_stand() and not self._hears_primary():
                 self._stand()
 
@@ -100,6 +100,7 @@ class Reigning(Beating):
         """Begin a reign: the configuration gets its epoch, and the log the no-op of it."""
         mind = self.mind
         mind.campaign, mind.acks, mind.waiting, mind.waited = None, {}, [], False
+        mind.is_gone = False
         mind.state, mind.reigning_since, mind.logged_at, mind.beat_at = PRIMARY, mind.now, mind.now, mind.now
         mind.primary, mind.primary_epoch, mind.primary_heard = self.node, mind.epoch, mind.now
         mind.takeover_at = mind.now + PATIENCE_MOST * self.config.heartbeat_ms
@@ -129,7 +130,7 @@ class Reigning(Beating):
         why = vote_refused(voter, candidate, request)
         pre = isinstance(request, PreVote)
         if not why and not pre:
-            mind.campaign, mind.epoch = None, request.epoch
+            mind.campaign, mind.epoch, mind.is_gone = None, request.epoch, False
             mind.stand_at = mind.now + PATIENCE_MOST * self.config.heartbeat_ms
             self._persist(epoch=request.epoch, candidate=candidate)
         self._send(candidate, Voted(epoch=request.epoch, pre=pre, why=why, known=mind.epoch))
