@@ -123,6 +123,12 @@ ONCE = [["once", 4, "p", 1, [["a", 1]]]]
         ([*PREPARED, ["decides", "x", True], ["decided", "x"], *looked(["x"], b=[1])], {"in_doubt_wrong": 1}),
         ([*PREPARED, *looked(["x"], b=[1]), ["decides", "x", False], *looked(["x"], b=[1])], {}),
         ([*PREPARED, *looked(["x"], b=[1]), ["decides", "x", False], *looked([], a=[1], b=[1])], {}),
+        # Handed out again before its rollback was durable: the work that took it cannot be told from one done in part.
+        (
+            [*PREPARED, ["decides", "x", False], ["took", "u", "a", 1]]
+            + [["took", "u", "b", 1], ["asks", 5, [], [["a", 1], ["b", 1]]], *looked(["x"], b=[1])],
+            {"split": 1},
+        ),
         (
             [*PREPARED, ["decides", "x", False], ["decided", "x"], *looked([], b=[1, 2])],
             {"lost": 1, "doubled": 1, "split": 1, "in_doubt_wrong": 1},

@@ -139,6 +139,13 @@ QUEUES = {
         "MOVE_PLACE.pack(one.queue_id, journal.place, one.enqueued,",
     ): _LIFE,
     _mutant(
+        "queue-put-back-at-once",
+        "what a rollback put back is handed out before that is durable",
+        "waiting",
+        " and (not self._since or self._since.get(place, NO_LSN) < shown)\n",
+        "\n",
+    ): "tests/queues/test_transaction.py::test_what_a_rollback_put_back_is_handed_out_once_that_is_durable",
+    _mutant(
         "queue-outcome-counts-publishes",
         "Prepare reserves room for each publish, not for each of its queues",
         "transaction",

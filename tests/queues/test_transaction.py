@@ -178,6 +178,22 @@ def test_what_is_prepared_waits_for_its_outcome(machine: Machine, commits: bool,
     assert store._journal.reserved == 0
 
 
+def test_what_a_rollback_put_back_is_handed_out_once_that_is_durable(machine: Machine) -> None:
+    """Else it is handed out, and after a crash in doubt again: somebody may commit then what took it."""
+    store = machine.store
+    store.publish(b"x", queues=["a"])
+    session = store.session()
+    session.tpc_begin(b"one")
+    swap(store, session)
+    session.tpc_prepare()
+    with store._deciding(b"one"):
+        store._decide(b"one", commit=False)
+    assert store.peek("a") == []
+    assert take(store, "a").content == b"x"  # after a sync of its own
+    store = machine.kill()
+    assert store.tpc_recover() == [] and contents(store, "a") == [b"x"]
+
+
 def test_what_recovery_rolled_back_is_so_in_the_log(machine: Machine) -> None:
     """A transaction without outcome took a message; after it another one may take that, and the log is still right."""
     store = machine.store

@@ -49,7 +49,7 @@ from tranlog.queues.rules.records import (
 )
 from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
 from tranlog.queues.transient import TransientMessages
-from tranlog.queues.waiting import QueueRow
+from tranlog.queues.waiting import PutBack, QueueRow
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,7 @@ class StoreCore:
         self.transient = transient
         self.held: dict[QueuePlace, Delivery] = {}
         """What was taken and not answered."""
+        self.put_back = PutBack()
         self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)
         self.recovered = journal.place
         """What was published before this place counts as redelivered."""
@@ -277,10 +278,6 @@ class StoreCore:
             self.forget(message)  # its group is cut off, and counts for nothing
             raise
         return message
-
-    def begin_transient(self, header_length: int, total_length: int) -> Message:
-        """Take the memory for a transient message. Raises TransientRoomError."""
-        return self.transient.begin(header_length, total_length, self._clock.now_ms())
 
     def show_transient(
         self,
@@ -427,7 +424,7 @@ class StoreCore:
             if 0 < place.expires_at <= self._clock.now_ms():
                 self.dequeue(message, place, EXPIRED, row)
                 continue
-            if place.needs >= shown:
+            if not self.put_back.is_shown(place, shown):
                 break
             row.take()
             delivery = self.held[place] = self._delivery(queue, message, place)
@@ -445,7 +442,7 @@ class StoreCore:
         for message in self.row(queue_id):
             place = message.place_on(queue_id)
             assert place is not None, "what waits on a queue is on it"
-            if place.needs < shown and not 0 < place.expires_at <= now_ms:
+            if self.put_back.is_shown(place, shown) and not 0 < place.expires_at <= now_ms:
                 yield self._delivery(queue, message, place)
 
     def check_held(self, delivery: Delivery) -> None:

@@ -138,7 +138,7 @@ class MessagePublishing:
         """Take memory for the transient message of a publish; it is given back where that is on no queue then."""
         core = self._core
         with core.journal.lock:
-            twin = core.begin_transient(header_length, total)
+            twin = core.transient.begin(header_length, total, core.now_ms())
         try:
             yield twin
         finally:
@@ -170,7 +170,7 @@ class MessagePublishing:
             written = self._large(iter((content,)), names, header, total, 0, 0, decide=False)
         with journal.lock, journal:
             stored, kept = self._ids(names, transient)
-            twin = core.begin_transient(len(header), total) if kept else None
+            twin = core.transient.begin(len(header), total, core.now_ms()) if kept else None
             raw = b"".join((header, content)) if twin is not None or written is None else b""
             publish = WaitingPublish(len(header), raw, written, stored, expires_at, priority, kept, twin)
             work.publishes.append(publish)

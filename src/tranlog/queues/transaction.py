@@ -186,6 +186,7 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
         changed = core.state.commit(decided, transaction.id)
     else:
         changed = core.state.roll_back(transaction.id)
+        core.put_back.add((place for _, place in changed), decided, core.journal.shown)
     for message, place in changed:
         core.row(place.queue_id).add(message, place)
     for _, place, puts in transaction.operations if commit else ():

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from tranlog.ids import Lsn
 from tranlog.queues.rules.records import ACKED
-from tranlog.queues.rules.state import Message, QueuePlace
+from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace
 
 _Order = tuple[int, ...]
 
@@ -37,6 +38,24 @@ class QueueCounts(msgspec.Struct, kw_only=True):
             self.acknowledged += 1
         else:
             self.dropped += 1
+
+
+class PutBack:
+    """The places on which a Rollback has put messages back, until that is durable. The store's lock guards it."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: dict[QueuePlace, Lsn] = {}  # by place the Rollback
+
+    def add(self, places: Iterable[QueuePlace], rollback: Lsn, shown: Lsn) -> None:
+        """Add the places of a Rollback, and forget those that are durable: below `shown`."""
+        kept = {place: since for place, since in self._since.items() if since >= shown}
+        self._since = kept | dict.fromkeys(places, rollback)
+
+    def is_shown(self, place: QueuePlace, shown: Lsn) -> bool:
+        """Whether what put a message on a queue is durable: its record, or the Rollback that put it back."""
+        return place.needs < shown and (not self._since or self._since.get(place, NO_LSN) < shown)
 
 
 class QueueRow:
