@@ -116,6 +116,7 @@ def measure(bench: Bench) -> None:
         here = Path(folder)
         options = QueueStoreOptions(container_bytes=CONTAINER_BYTES)
         with MessageStore.open(here / "store", options=options) as store:
+            store.declare("a")
             if bench.wants("single"):
                 single(bench, here, store)
             if bench.wants("threads"):
@@ -128,7 +129,6 @@ def measure(bench: Bench) -> None:
 
 def single(bench: Bench, here: Path, store: MessageStore) -> None:
     """One thread: publish, and take with its acknowledgement, against the bare disk and the queue by hand."""
-    store.declare("a")
     bare, by_hand = BareDisk(here / "bare"), SqliteQueue(here / "queue.db")
 
     def put(calls: int, batch: int) -> float:
