@@ -28,6 +28,10 @@ State = dict[int, tuple[Entry, ...]]
 Rows = dict[int, list[Entry]]
 MANY = b"many"
 """The header of what is published at once."""
+EXCHANGE = "x"
+"""A topic exchange."""
+MATCHES = {"k": ("k", "#"), "k.1": ("k.*", "#")}
+"""By the key of a message the keys of bindings that it goes by."""
 PRODUCER = 0
 """Stands for a queue: the number at which the producer stands that publishes once."""
 Seen = tuple[dict[int, tuple[tuple[int, int], ...]], list[int], int]
@@ -79,6 +83,7 @@ class QueueLedger:
     """The states that the log went through, and how many of them are known to be durable.
 
     `ids` are the queues that the catalogue has for certain, by name; `maybe` the names of which that is not known.
+    `bound` are its bindings for certain, by queue and key; `maybe_bound` those of which that is not known.
     `transient` are the messages that no end of the process leaves.
     """
 
@@ -86,6 +91,8 @@ class QueueLedger:
     states: list[State] = field(default_factory=lambda: [{}])
     ids: dict[str, int] = field(default_factory=dict)
     maybe: set[str] = field(default_factory=set)
+    bound: set[tuple[str, str]] = field(default_factory=set)
+    maybe_bound: set[tuple[str, str]] = field(default_factory=set)
     epochs: list[int] = field(default_factory=list)
     transient: set[int] = field(default_factory=set)
     made: int = 0
@@ -137,6 +144,12 @@ def look_into(store: MessageStore, seed: int) -> Seen:
     return found, sorted(int(xid) for xid in store.tpc_recover()), store.producers().get("p", 0)
 
 
+def bindings_of(store: MessageStore) -> set[tuple[str, str]]:
+    """Return the bindings of a store, by queue and key."""
+    names = {queue.id: queue.name for queue in store._catalogue.queues.values()}
+    return {(names[one.queue_id], one.routing_key) for one in store._catalogue.bindings if one.queue_id is not None}
+
+
 def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
     """Hold what an opening found against the ledger, and go on from there."""
     assert store.recovered.epoch not in ledger.epochs and store.recovered.epoch > max(ledger.epochs, default=0)
@@ -145,6 +158,9 @@ def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
     for name in ids.keys() | ledger.ids.keys():
         if name not in ledger.maybe:
             assert ids.get(name) == ledger.ids.get(name), f"queue {name}"
+    bound = bindings_of(store)
+    assert bound ^ ledger.bound <= ledger.maybe_bound, f"bound are {bound}, and not {ledger.bound}"
+    ledger.bound, ledger.maybe_bound = bound, set()
     found = look_into(store, ledger.seed)
     known = set(ids.values())
     ledger.lose_transient()
@@ -176,6 +192,7 @@ def check_run(life: QueueLife) -> None:
         for queue, entries in life.ledger.states[-1].items()
     }
     assert look_into(life.store, life.seed) == seen_of(row, set(life.ledger.ids.values()))
+    assert bindings_of(life.store) == life.ledger.bound
     live: dict[int, int] = {}
     state = life.store._core.state
     for place in (*(one.stands for one in state.messages.values()), *state.transactions):
@@ -185,7 +202,7 @@ def check_run(life: QueueLife) -> None:
 
 
 class QueueLife:
-    """A program on a store: declares, publishes, takes, answers, purges, deletes, closes."""
+    """A program on a store: declares, binds, publishes, takes, answers, purges, deletes, closes."""
 
     def __init__(self, disk: SimDisk, ledger: QueueLedger, seed: int) -> None:
         self.disk = disk
@@ -208,7 +225,7 @@ class QueueLife:
                 self.ledger.durable()
 
     def step(self) -> None:
-        step = self.rng.randrange(33)
+        step = self.rng.randrange(37)
         if not self.ledger.ids or step == 0:
             self.declare()
         elif step < 7:
@@ -236,6 +253,10 @@ class QueueLife:
             self.move_some()
         elif step < 33:
             self.publish_once()
+        elif step < 35:
+            self.bind()
+        elif step < 37:
+            self.publish_by_key()
 
     def some(self) -> str:
         return self.rng.choice(sorted(self.ledger.ids))
@@ -249,15 +270,45 @@ class QueueLife:
     def delete(self) -> None:
         name = self.some()
         self.ledger.maybe.add(name)
+        bound = {one for one in self.ledger.bound if one[0] == name}
+        self.ledger.maybe_bound |= bound
         queue_id = self.ledger.ids[name]
         self.held = [one for one in self.held if one[0].place.queue_id != queue_id]
         self.store.delete(name)
         del self.ledger.ids[name]
         self.ledger.maybe.discard(name)
+        self.ledger.bound -= bound
+        self.ledger.maybe_bound -= bound
         state = self.ledger.now()
         state.pop(queue_id, None)
         self.ledger.then(state)
         self.ledger.durable()
+
+    def bind(self) -> None:
+        """Bind a queue by a key, or unbind it."""
+        self.store.declare_exchange(EXCHANGE, "topic")
+        one = self.some(), self.rng.choice(("k", "k.*", "#"))
+        self.ledger.maybe_bound.add(one)
+        (self.store.unbind if one in self.ledger.bound else self.store.bind)(EXCHANGE, queue=one[0], key=one[1])
+        self.ledger.bound ^= {one}
+        self.ledger.maybe_bound.discard(one)
+
+    def publish_by_key(self) -> None:
+        """One message on the queues to which its key leads."""
+        if EXCHANGE not in self.store._catalogue.exchanges:
+            return
+        number, content = self.new_message()
+        key = self.rng.choice(sorted(MATCHES))
+        names = {name for name, by in self.ledger.bound if by in MATCHES[key]}
+        if names:
+            state = self.ledger.now()
+            for name in names:
+                state.setdefault(self.ledger.ids[name], []).append((number, 0, 0))
+            self.ledger.then(state)
+        message = self.store.publish(content, exchange=EXCHANGE, key=key, header=b"h%d" % number)
+        assert (message is None) == (not names)
+        if names:
+            self.ledger.durable()
 
     def new_message(self) -> tuple[int, bytes]:
         self.ledger.made += 1

@@ -48,7 +48,18 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         rng=st.randoms(use_true_random=False),
         step=st.sampled_from(
-            ("answer", "transact", "prepare", "decide", "purge", "declare", "move_some", "publish_once")
+            (
+                "answer",
+                "transact",
+                "prepare",
+                "decide",
+                "purge",
+                "declare",
+                "move_some",
+                "publish_once",
+                "bind",
+                "publish_by_key",
+            )
         ),
     )
     def step(self, rng: random.Random, step: str) -> None:
