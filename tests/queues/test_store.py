@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -781,6 +782,21 @@ def test_headers_and_exchanges_in_a_row(store: MessageStore) -> None:
         store.declare_exchange("y", "odd")
     store.unbind("h", destination="f", arguments={"x-match": "any", "kind": "pdf"})
     assert store.route("h", "", {"kind": "pdf"}) == []
+
+
+class Unwalked(dict[str, Any]):
+    """One whose values nobody goes over."""
+
+    def values(self) -> Any:
+        raise AssertionError("all queues were gone over")
+
+
+def test_a_message_is_routed_without_a_walk_over_all_queues(store: MessageStore) -> None:
+    store.declare_exchange("f", "fanout")
+    store.bind("f", queue="a")
+    assert store.route("f", "") == ["a"]
+    store._catalogue._queues = Unwalked(store._catalogue._queues)
+    assert store.route("f", "") == store.route("", "a") == ["a"]
 
 
 # --- producers that repeat themselves --------------------------------------------------------------------

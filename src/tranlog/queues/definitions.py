@@ -30,7 +30,8 @@ class StoreDefinitions:
         self._core = core
         self._catalogue = core.catalogue
         self._journal = core.journal
-        self._router: tuple[int, Router] | None = None  # with the catalogue's count of changes then
+        # With the catalogue's count of changes then, and the names of queues by their ids.
+        self._router: tuple[int, Router, dict[int, str]] | None = None
 
     def sync(self) -> None:
         """Return when everything that any call has done so far is durable."""
@@ -126,10 +127,10 @@ class StoreDefinitions:
             if self._router is None or self._router[0] != catalogue.changes:
                 ids = {queue.name: queue.id for queue in catalogue.queues.values()}
                 router = Router(ids, catalogue.exchanges.values(), catalogue.bindings, _decoded)
-                self._router = catalogue.changes, router
-            names = {queue.id: queue.name for queue in catalogue.queues.values()}
+                self._router = catalogue.changes, router, {queue_id: name for name, queue_id in ids.items()}
+            _, router, names = self._router
             try:
-                found = self._router[1].route(exchange, key, headers or {})
+                found = router.route(exchange, key, headers or {})
             except KeyError:
                 raise UnknownQueueError(what=f"exchange {exchange!r}") from None
             return [names[queue_id] for queue_id in found]
