@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fix_mail import Mail
-from tranlog.ids import lsn_text
+from tranlog.ids import Lsn, lsn_text
 from tranlog.queues.rules.records import container_name
 
 
@@ -67,6 +67,7 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         assert " first Start " in start and f"Enqueue of {lsn_text(message)}" in enqueue
         found = json.loads(mail("dump", path, "--object", lsn_text(message), "--json")[1].splitlines()[0])
         assert (found["lsn"], found["record"], found["total_length"]) == (lsn_text(message), "Start", 400)
+        assert mail("dump", path, "--object", lsn_text(Lsn(message + 1)))[:2] == (1, "")
         assert mail.json("verify", path)["messages"] == 30 + 1
         assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
         assert mail.json("list", path)["queues"] == [

@@ -22,6 +22,7 @@ from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
 from tranlog.service.commands.queue_words import StoreDir, Yes
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import ByName, Decide
 from tranlog.service.process.store_part import store_looks, store_part
@@ -108,10 +109,10 @@ def dump(
         typer.Option("--object", "-object", metavar="LSN", help="Only the message or transaction that begins there."),
     ] = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Print the records, one a line: place, epoch, what it is and of which message or transaction.
 
-    It may run beside the store's owner.
+    It may run beside the store's owner. Exit code 1 if no such object is in the log.
 
     \b
     Example:
@@ -120,11 +121,14 @@ def dump(
     """
     if stream is not None and stream not in _STREAMS:
         raise typer.BadParameter(f"is none of {', '.join(_STREAMS)}", param_hint="--stream")
+    found = False
     for record in dump_store(directory, stream=stream, thing=None if thing is None else _lsn_of(thing)):
+        found = True
         if as_json:
             print_json(record_fields(record))
         else:
             print(record_text(record))
+    return ExitCode.DONE if found or thing is None else ExitCode.CHECK_FAILED
 
 
 @queue_app.command("verify")
