@@ -57,6 +57,12 @@ class LogMissingError(LogError):
     template = "no log at {path}: {why}. Check the directory, or start `tranlog capture` to create it"
 
 
+class StoreMissingError(LogMissingError):
+    """There is no message store where one was named."""
+
+    template = "no message store at {path}: {why}. Check the directory, or create it by `tranlog queue declare`"
+
+
 class LogUnreadableError(LogError):
     """The operating system refused to read or list the log's files."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tranlog.disk import OsDisk, OsFile
-from tranlog.errors import LogMissingError, LogUnreadableError, NotHeldError, StoreDamagedError, UnknownQueueError
+from tranlog.errors import LogUnreadableError, NotHeldError, StoreDamagedError, StoreMissingError, UnknownQueueError
 from tranlog.queues.files import beside
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.reader import StoreReader
@@ -176,10 +176,10 @@ def test_an_owner_that_is_always_faster_ends_in_an_error(tmp_path: Path, monkeyp
 
 def test_damage_is_found_and_a_store_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "mail"
-    with pytest.raises(LogMissingError):
+    with pytest.raises(StoreMissingError):
         StoreReader.open(path)
     path.mkdir()
-    with pytest.raises(LogMissingError, match="no container"):
+    with pytest.raises(StoreMissingError, match="no container"):
         StoreReader.open(path)
     with MessageStore.open(path, options=SMALL) as store:
         store.declare("a")

@@ -21,9 +21,9 @@ from tranlog.errors import (
     DiskFullError,
     LogClosedError,
     LogLockedError,
-    LogMissingError,
     NotHeldError,
     StoreDamagedError,
+    StoreMissingError,
     UnknownQueueError,
 )
 from tranlog.queues.options import QueueStoreOptions
@@ -531,11 +531,11 @@ def test_the_log_says_of_each_change_to_the_catalogue_before_it_goes_on(
 
 
 def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LogMissingError, match="does not exist"):
+    with pytest.raises(StoreMissingError, match="does not exist"):
         MessageStore.open(tmp_path / "a" / "b")
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "s"):
-        with pytest.raises(LogMissingError, match="not a directory"):
+        with pytest.raises(StoreMissingError, match="not a directory"):
             MessageStore.open(path)
 
 

@@ -187,7 +187,7 @@ def test_a_damaged_store_is_told_with_container_and_offset(mail: Mail) -> None:
 def test_what_is_no_store_is_told(mail: Mail, tmp_path: Path) -> None:
     for command in (["verify"], ["containers"], ["dump"], ["list"], ["pinned"], ["in-doubt", "list"]):
         code, _, err = mail(*command, str(tmp_path / "nowhere"))
-        assert code == 4 and "no such directory" in err
+        assert code == 4 and "no such directory" in err and "`tranlog queue declare`" in err
         assert not (tmp_path / "nowhere").exists()
     code, _, err = mail("verify", str(tmp_path))
     assert code == 4 and "holds no container" in err

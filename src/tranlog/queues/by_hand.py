@@ -106,7 +106,7 @@ def dump_store(
 ) -> Iterator[QueueRecord]:
     """Return the records: all, those of a stream, or of one message or transaction by its LSN.
 
-    Raises LogMissingError, StoreDamagedError for a header that is damaged; a record that is ends them.
+    Raises StoreMissingError, StoreDamagedError for a header that is damaged; a record that is ends them.
     """
     files = ContainersBeside(path, OsDisk() if disk is None else disk)
     of_one_moment(files, read_headers)

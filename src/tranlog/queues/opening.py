@@ -18,7 +18,7 @@ import apsw
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
-from tranlog.errors import CatalogueError, StoreDamagedError
+from tranlog.errors import CatalogueError, LogMissingError, StoreDamagedError, StoreMissingError
 from tranlog.log.files.directory import join, make_directory, sign_lock, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.queues.core import StoreCore
@@ -85,6 +85,8 @@ def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, 
             files.close()
             ownership.release()
             raise
+    except LogMissingError as exc:
+        raise StoreMissingError(path=exc.path, why=exc.why) from exc
     except OSError as exc:
         raise storage_error(exc, path) from exc
     return opened

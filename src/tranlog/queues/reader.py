@@ -42,7 +42,7 @@ class StoreReader:
     def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None, clock: Clock | None = None) -> Self:
         """Read a store that is there.
 
-        Raises LogMissingError, LogUnreadableError, StoreDamagedError, CatalogueError.
+        Raises StoreMissingError, LogUnreadableError, StoreDamagedError, CatalogueError.
         """
         files = ContainersBeside(directory_of(path), OsDisk() if disk is None else disk)
         return cls(files, SystemClock() if clock is None else clock)

@@ -80,7 +80,7 @@ class MessageStore(StoreDefinitions):
         """Take the lock, mend what a crash left, begin an epoch. A new store is created; its parent has to exist.
 
         `connect` opens the catalogue by its path; None: apsw does. Raises LogLockedError, StoreDamagedError,
-        CatalogueError, LogMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that
+        CatalogueError, StoreMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that
         cannot be opened as it was left is not opened.
         """
         options = QueueStoreOptions() if options is None else options

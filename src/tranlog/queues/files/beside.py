@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import CatalogueError, LogMissingError, LogUnreadableError, StoreDamagedError
+from tranlog.errors import CatalogueError, LogUnreadableError, StoreDamagedError, StoreMissingError
 from tranlog.ids import Lsn, lsn_segment
 from tranlog.log.files.directory import directory_of, join, reading
 from tranlog.queues.files.catalogue import Catalogue
@@ -38,22 +38,22 @@ class ContainersBeside(ContainerFiles):
     """
 
     def __init__(self, path: str, disk: Disk) -> None:
-        """Raises LogMissingError, LogUnreadableError."""
+        """Raises StoreMissingError, LogUnreadableError."""
         super().__init__(directory_of(path), disk, container_bytes=0, store_id=bytes(STORE_ID_BYTES))
         self.disk = disk
         self.look()
 
     def look(self) -> None:
-        """Look which there are. Raises LogMissingError, LogUnreadableError."""
+        """Look which there are. Raises StoreMissingError, LogUnreadableError."""
         try:
             with reading(self.path):
                 self.list()
         except LogUnreadableError as exc:
             if isinstance(exc.__cause__, FileNotFoundError | NotADirectoryError):
-                raise LogMissingError(path=self.path, why="there is no such directory") from exc
+                raise StoreMissingError(path=self.path, why="there is no such directory") from exc
             raise
         if not self.in_use:
-            raise LogMissingError(path=self.path, why="it holds no container (queue.*)")
+            raise StoreMissingError(path=self.path, why="it holds no container (queue.*)")
 
     def file(self, number: int) -> DiskFile:
         """Return a container in use, open for reading."""
@@ -99,7 +99,7 @@ def of_one_moment(files: ContainersBeside, read: Callable[[ContainersBeside], Fo
     """Return what `read` finds in the containers; it is called again where their owner gave one back meanwhile.
 
     Damage is believed when it is found at the same place twice: the owner may have written while it was read. Raises
-    StoreDamagedError, LogMissingError, LogUnreadableError.
+    StoreDamagedError, StoreMissingError, LogUnreadableError.
     """
     refused = ""
     for _ in range(LOOKS_MOST):

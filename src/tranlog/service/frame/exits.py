@@ -61,6 +61,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.LogError: _DATA,
     errors.CorruptRecordError: _DATA,
     errors.LogMissingError: _SURROUNDINGS,
+    errors.StoreMissingError: _SURROUNDINGS,
     errors.LogUnreadableError: _SURROUNDINGS,
     errors.LogCodecError: _SURROUNDINGS,
     errors.LogVersionError: _SURROUNDINGS,
