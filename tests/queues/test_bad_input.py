@@ -77,6 +77,25 @@ def renamed(path: Path) -> str:
     return "queue.*missing"
 
 
+def without_the_oldest(path: Path) -> str:
+    containers(path)[0].unlink()
+    return f"{containers(path)[0].name[:-1]}1, offset 0: it is missing: it was in use when"
+
+
+def without_the_oldest_of_those_left(path: Path) -> str:
+    """Where others were given back before it, since the newest one was begun."""
+    with MessageStore.open(path, options=SMALL) as store:
+        newest = store._files.in_use[-1]
+        while store._files.in_use[0] < 3:
+            store.ack(*store.get_many("a", 1), wait=True)
+        assert store._files.in_use[-1] == newest and store.queues()["a"][0]
+    with MessageStore.open(path, options=SMALL):
+        pass  # those that were given back are not missed
+    oldest = containers(path)[0]
+    oldest.unlink()
+    return f"{oldest.name}, offset 0: it is missing: it was in use when"
+
+
 def swapped(path: Path) -> str:
     first, second, *_ = containers(path)
     first.rename(path / "kept")
@@ -108,7 +127,17 @@ def damaged_in_the_middle(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "breaking", [renamed, swapped, longer, of_another_size, damaged_in_the_middle], ids=lambda one: one.__name__
+    "breaking",
+    [
+        renamed,
+        without_the_oldest,
+        without_the_oldest_of_those_left,
+        swapped,
+        longer,
+        of_another_size,
+        damaged_in_the_middle,
+    ],
+    ids=lambda one: one.__name__,
 )
 def test_containers_that_were_changed_are_refused(path: Path, breaking: Callable[[Path], str]) -> None:
     """By the owner and by who only looks."""

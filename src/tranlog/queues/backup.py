@@ -19,7 +19,7 @@ from tranlog.log.files.directory import directory_of, join, make_directory, stor
 from tranlog.queues.by_hand import StoreVerdict, verify_store
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.catalogue_place import connect_of, keep_connect, open_database
-from tranlog.queues.rules.records import CONTAINER_PREFIX, number_of
+from tranlog.queues.rules.records import CONTAINER_PREFIX, FREE_PREFIX, number_of
 from tranlog.queues.store import MessageStore
 
 _PART_BYTES = 1 << 20
@@ -94,9 +94,9 @@ def _new_directory(to: str, disk: Disk) -> Iterator[str]:
 
 
 def _copy_log(source: str, to: str, disk: Disk) -> None:
-    """Copy the containers in use; those that are free hold nothing."""
+    """Copy the containers: those that are free hold nothing, but show that the ones before were given back."""
     for name in disk.list_dir(source):
-        if number_of(name, CONTAINER_PREFIX) is None:
+        if number_of(name, CONTAINER_PREFIX) is None and number_of(name, FREE_PREFIX) is None:
             continue
         with closing(disk.open(join(source, name))) as old:
             with closing(disk.open(join(to, name), write=True, create=True)) as new:

@@ -9,6 +9,8 @@ Source: docs/format.md, "A store's directory".
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import StoreDamagedError
 from tranlog.ids import Lsn, lsn_offset, lsn_segment
@@ -75,6 +77,12 @@ class ContainerFiles:
                 return header
         raise StoreDamagedError(path=self.path, file=container_name(number), offset=0, why=why)
 
+    def read_free_header(self, number: int) -> ContainerHeader | None:
+        """Return the header that a free container has of its last use; None for one that was never used."""
+        with closing(self._disk.open(join(self.path, free_name(number)))) as file:
+            header = parse_header(file.pread(HEADER_BYTES, 0))
+        return None if isinstance(header, str) else header
+
     def read(self, number: int) -> bytes:
         """Return all bytes of a container in use."""
         file = self._disk.open(join(self.path, container_name(number)))
@@ -140,15 +148,19 @@ class ContainerFiles:
         self._disk.sync_dir(self.path)
 
     def give_back(self, number: int) -> None:
-        """Have the lowest one in use be free, durable. Its number stays, unless one that was never used has that."""
+        """Have the lowest one in use be free, durable. Its number stays: one that was never used gets another."""
         file = self._open.pop(number, None)
         if file is not None:
             file.close()
-        free = max(*self.in_use, *self.free) + 1 if number in self.free else number
-        self._disk.rename(join(self.path, container_name(number)), join(self.path, free_name(free)))
+        if number in self.free:
+            other = max(*self.in_use, *self.free) + 1
+            self._disk.rename(join(self.path, free_name(number)), join(self.path, free_name(other)))
+            self._disk.sync_dir(self.path)
+            self.free[self.free.index(number)] = other
+        self._disk.rename(join(self.path, container_name(number)), join(self.path, free_name(number)))
         self._disk.sync_dir(self.path)
         self.in_use.remove(number)
-        self.free.append(free)
+        self.free.append(number)
 
     def remove(self, number: int) -> None:
         """Remove a free one."""

@@ -273,8 +273,7 @@ class QueueJournal:
         try:
             if not files.free:
                 files.make_free()
-            base = first_lsn(self._state.lowest(self.buffer.number))
-            files.take(number, epoch=self.epoch, base=base, now_ms=self._clock.now_ms())
+            files.take(number, epoch=self.epoch, base=first_lsn(files.in_use[0]), now_ms=self._clock.now_ms())
         except OSError as exc:
             if exc.errno in DISK_FULL and number not in files.in_use:
                 logger.warning("No container can be added: the disk is full. path=%s", files.path)
@@ -308,7 +307,7 @@ class QueueJournal:
         try:
             for number in unneeded:
                 files.give_back(number)
-            for number in to_remove(len(files.in_use), files.free, self.initial):
+            for number in to_remove(len(files.in_use), files.free, self.initial, files.in_use[0] - 1):
                 files.remove(number)
         except OSError as exc:
             raise self.stop_for(exc, "giving a container back") from exc

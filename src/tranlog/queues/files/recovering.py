@@ -38,7 +38,14 @@ from tranlog.queues.rules.records import (
     end_before_zeros,
     first_lsn,
 )
-from tranlog.queues.rules.recovery import LogScan, StoreDamage, check_row, judge_catalogue
+from tranlog.queues.rules.recovery import (
+    LogScan,
+    StoreDamage,
+    check_begin,
+    check_row,
+    judge_catalogue,
+    shows_given_back,
+)
 from tranlog.queues.rules.state import NO_LSN, Message, QueueState
 
 logger = logging.getLogger(__name__)
@@ -87,6 +94,13 @@ def read_headers(files: ContainerFiles) -> list[ContainerHeader]:
             why = "its header names another length, or another store, than the ones before it"
             raise StoreDamagedError(path=files.path, file=container_name(header.number), offset=0, why=why)
     files.container_bytes, files.store_id = headers[0].container_bytes, headers[0].store_id
+    if not check_begin(headers) and not any(
+        header is not None and shows_given_back(headers[0], number, header)
+        for number, header in ((number, files.read_free_header(number)) for number in files.free)
+    ):
+        newest = container_name(headers[-1].number)
+        why = f"it is missing: it was in use when {newest} was begun, and was not given back since"
+        raise StoreDamagedError(path=files.path, file=container_name(headers[0].number - 1), offset=0, why=why)
     return headers
 
 

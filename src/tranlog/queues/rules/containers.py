@@ -69,15 +69,17 @@ def to_give_back(lowest: int, needed: int) -> range:
     return range(lowest, needed)
 
 
-def to_remove(in_use: int, free: Sequence[int], initial: int) -> list[int]:
+def to_remove(in_use: int, free: Sequence[int], initial: int, given_back: int) -> list[int]:
     """Return the free containers that go: while there are more than at the start, and half of them are unused.
 
-    Three stay in any case: one that is written, one ahead of it, and one to be emptied.
+    Three stay in any case: one that is written, one ahead of it, and one to be emptied. So does the one that was
+    given back last: it shows that those below the oldest in use are not missing.
     """
     gone: list[int] = []
-    rest = sorted(free)
-    while in_use + len(rest) > max(initial, LEAST_KEPT) and 2 * len(rest) >= in_use + len(rest):
+    left, rest = len(free), sorted(number for number in free if number != given_back)
+    while rest and in_use + left > max(initial, LEAST_KEPT) and 2 * left >= in_use + left:
         gone.append(rest.pop())
+        left -= 1
     return gone
 
 

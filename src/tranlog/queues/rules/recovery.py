@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tranlog.ids import Lsn, lsn, lsn_text
+from tranlog.ids import Lsn, lsn, lsn_segment, lsn_text
 from tranlog.queues.rules import records
 from tranlog.queues.rules.containers import SYNC_BYTES
 from tranlog.queues.rules.records import (
@@ -49,6 +49,20 @@ def check_row(numbers: Sequence[int]) -> StoreDamage | None:
         if after != before + 1:
             return StoreDamage(number=before + 1, offset=0, why="it is missing, and there are containers behind it")
     return None
+
+
+def check_begin(headers: Sequence[records.ContainerHeader]) -> bool:
+    """Whether the oldest container in use is that of the moment when the newest one was begun."""
+    return headers[0].number <= lsn_segment(headers[-1].base_lsn)
+
+
+def shows_given_back(oldest: records.ContainerHeader, number: int, free: records.ContainerHeader) -> bool:
+    """Whether the header of a free container, `number`, shows that those below the oldest in use were given back.
+
+    They go in their order, so the last of them does, under its own number; or one that was being taken again.
+    """
+    last = number == free.number == oldest.number - 1
+    return free.store_id == oldest.store_id and (last or lsn_segment(free.base_lsn) >= oldest.number)
 
 
 @dataclass(slots=True)
