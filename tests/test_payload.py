@@ -778,3 +778,19 @@ def test_rows_of_a_session_with_checks_off() -> None:
     assert isinstance(change, RowChange)
     assert change.table == replace(table, unchecked=("foreign_key_checks", "check_constraint_checks"))
     assert encode(decode(raw)) == raw
+
+
+def test_what_older_rows_hold_reaches_its_tables_map() -> None:
+    """docs/format.md, "Options of a fragment": of the tables that are named, and of no other."""
+    columns = (Column(name="a", source_type="int", logical=LogicalType.INTEGER),)
+    one, other = [TableMap(schema="s", table=name, columns=columns) for name in ("t", "u")]
+    told = replace(one, older=(("a", ""), ("b", "'it''s'")))
+    rows = [RowChange(table, Op.INSERT, None, (1,)) for table in (one, other)]
+    for changes in (rows, rows[:1], rows[1:]):
+        raw = encode(Payload(options=(table_map.older_option([told]),), changes=tuple(changes)))
+        tables = [change.table for change in decode(raw).changes if isinstance(change, RowChange)]
+        assert tables == [told if change.table is one else other for change in changes]
+        assert encode(decode(raw)) == raw
+    for rubbish in ("", "{}", '[["s","t"]]', '[["s","t",[["a",1]]]]'):
+        with pytest.raises(PayloadError):
+            decode(encode(Payload(options=((table_map.OLDER, rubbish),), changes=tuple(rows))))

@@ -69,6 +69,9 @@ class TableMap(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Whether it is a sequence: an INSERT gives its one row another value, and no rollback takes that back."""
     unchecked: tuple[str, ...] = ()
     """Which of `CHECKS` the source's session had off for these rows; it stands in a payload's options."""
+    older: tuple[tuple[str, str], ...] = ()
+    """Columns that this transaction is the first to have, each with what rows from before them hold: a literal, as
+    `table_edits.AddedColumn` has it, empty for NULL; it stands in a payload's options."""
 
     @property
     def name(self) -> str:

@@ -17,13 +17,13 @@ from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from librt.strings import BytesWriter, read_f64_be, write_f64_be
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 from mypy_extensions import i64
 
-from tranlog.change import CHECKS, Change, Op, Options, RowChange, Statement, TableMap
+from tranlog.change import Change, Op, Options, RowChange, Statement, TableMap
 from tranlog.change import Payload as Payload
 from tranlog.errors import PayloadError
-from tranlog.table_map import TABLES_KEPT
+from tranlog.table_map import TABLES_KEPT, told
 from tranlog.table_map import decode_table_map as decode_table_map
 from tranlog.table_map import encode_table_map as encode_table_map
 from tranlog.table_map import fingerprint as fingerprint
@@ -663,13 +663,8 @@ def _read_row(raw: bytes, at: i64, row: list[object]) -> i64:
     return at
 
 
-def _unchecked(options: list[tuple[str, str]]) -> tuple[str, ...]:
-    """Return which checks the options say were off for the rows."""
-    return tuple([name for name in CHECKS if (name, "0") in options])
-
-
 def _read_packed(
-    raw: bytes, start: i64, end: i64, statements: list[Statement], unchecked: tuple[str, ...]
+    raw: bytes, start: i64, end: i64, statements: list[Statement], options: list[tuple[str, str]]
 ) -> tuple[Change, ...]:
     """Read the packed form that stands there in a payload; whatever reads past its end ends in an error at last."""
     version = raw[start]
@@ -681,14 +676,14 @@ def _read_packed(
     if count == 1:
         chunk, at = _read_chunk(raw, at)
         table = decode_table_map(chunk)
-        if unchecked:
-            table = replace(table, unchecked=unchecked)
+        if options:
+            table = told(table, options)
     else:
         tables = []
         while len(tables) < count:
             chunk, at = _read_chunk(raw, at)
             made = decode_table_map(chunk)
-            tables.append(replace(made, unchecked=unchecked) if unchecked else made)
+            tables.append(told(made, options) if options else made)
     its_number: i64 = 0
     row: list[object] = [] if table is None else [None] * len(table.columns)
     count, at = _read_count(raw, at)
@@ -881,7 +876,7 @@ def decode(raw: bytes) -> Payload:
                 statements.append(_read_one_change(body))
             elif field == PACKED_FIELD and isinstance(body, bytes):  # its key written in more bytes than it needs
                 start, end = at - len(body), at
-        changes = tuple(statements) if start < 0 else _read_packed(raw, start, end, statements, _unchecked(options))
+        changes = tuple(statements) if start < 0 else _read_packed(raw, start, end, statements, options)
     except (ValueError, IndexError, struct.error, ArithmeticError) as exc:
         reason = "it ends in the middle" if isinstance(exc, IndexError) else str(exc)
         raise PayloadError(why=reason) from exc

@@ -139,6 +139,14 @@ def column_size(declared: str) -> tuple[str, int, int]:
     return "", 0, 0
 
 
+def literal_of(text: str, source_type: str) -> str:
+    """Return a value as an `AddedColumn` has its literal, from what a database shows of it; empty where none is."""
+    family, *_ = column_size(source_type)
+    literal = text if family == "integer" else "'" + text.replace("'", "''") + "'"
+    form = {"integer": _INTEGER, "text": _STRING}.get(family)
+    return literal if form is not None and form.fullmatch(literal) else ""
+
+
 class _Statement(TokenReader):
     """Reads one statement to its end."""
 

@@ -1,7 +1,8 @@
 """The bytes of a table map: what a payload says of each table whose rows changed.
 
-Owns this one form, and what equal tables share: their bytes, the object read from them, a fingerprint. The hard idea:
-nearly every payload has a map that was seen before, so that finding it again is what has to be fast.
+Owns this one form, what a payload's options say of a table, and what equal tables share: their bytes, the object read
+from them, a fingerprint. The hard idea: nearly every payload has a map that was seen before, so that finding it again
+is what has to be fast.
 
 Source: docs/format.md, the byte tables.
 """
@@ -9,15 +10,22 @@ Source: docs/format.md, the byte tables.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from tranlog.change import Column, ForeignKey, TableMap
+import msgspec
+from msgspec.structs import replace
+
+from tranlog.change import CHECKS, Column, ForeignKey, TableMap
 from tranlog.types import LogicalType
 from tranlog.varint import MalformedError, read_sized_text, read_varint, sized_text, varint
 
 _COLUMN_UNSIGNED, _COLUMN_NULLABLE, _COLUMN_CHARSET, _COLUMN_OF_SEQUENCE = 1, 2, 4, 8
 _U64_MAX: Final = (1 << 64) - 1
+OLDER: Final = "older"
+"""Option name; its value is JSON, for each table its schema, its name, and what `TableMap.older` says."""
+_OLDER_FORM: Final = list[tuple[str, str, tuple[tuple[str, str], ...]]]
 TABLES_KEPT: Final = 4096
 """How many tables a cache of them holds, before it is emptied."""
 _table_maps: Final[dict[bytes, TableMap]] = {}
@@ -163,3 +171,27 @@ def _read_indexes(raw: bytes, at: int, columns: int) -> tuple[tuple[int, ...], i
             raise MalformedError(f"column index {index} in a table of {columns} columns")
         indexes.append(index)
     return tuple(indexes), at
+
+
+def older_option(tables: Iterable[TableMap]) -> tuple[str, str]:
+    """Return the option of a payload that says of tables what `TableMap.older` does."""
+    told = [(table.schema, table.table, table.older) for table in tables]
+    return OLDER, msgspec.json.encode(told).decode()
+
+
+def told(table: TableMap, options: list[tuple[str, str]]) -> TableMap:
+    """Return a table with what a payload's options say: which checks were off for its rows, what older ones hold.
+
+    Raises ValueError for an option that cannot be read.
+    """
+    unchecked = tuple([name for name in CHECKS if (name, "0") in options])
+    older: tuple[tuple[str, str], ...] = ()
+    for name, text in options:
+        if name == OLDER:
+            try:
+                named = msgspec.json.decode(text, type=_OLDER_FORM)
+            except msgspec.DecodeError as exc:
+                raise ValueError(f"what older rows hold cannot be read: {exc}") from exc
+            older = next((columns for schema, of, columns in named if (schema, of) == (table.schema, table.table)), ())
+            break
+    return replace(table, unchecked=unchecked, older=older) if unchecked or older else table

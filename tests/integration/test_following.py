@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, ask
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TranlogError
+from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.source import sqlite
@@ -519,6 +521,72 @@ def test_a_default_that_no_statement_tells_stops_and_a_load_brings_it(
     flow.assert_equal()
 
 
+@dataclass
+class Running:
+    """A capture from a PostgreSQL that goes on, with a table of two rows at a target before its columns change."""
+
+    flow: Flow
+    run: Callable[..., None]
+    catch_up: Callable[[], int]
+
+    def apply(self, *statements: str) -> TranlogError | None:
+        """Run these at the source, and return what the pipeline ends with."""
+        self.run(*statements)
+        until, plan = Seqno(self.catch_up()), ShardPlan(channels=2)
+        tasks = tasks_for(self.flow.target, self.flow.log, plan, take(self.flow.target, plan), until=until)
+        return next((one.error for one in run_threads(tasks) if one.error is not None), None)
+
+
+@pytest.fixture
+def running(
+    postgres_source: PostgresServer, postgres_source_database: str, targets: dict[str, TargetOptions], tmp_path: Path
+) -> Iterator[Running]:
+    options = postgres_options(postgres_source, postgres_source_database, source_id="shop", identity="set")
+    flow = Flow(options, targets["mariadb"], tmp_path / "log")
+    postgres_run(postgres_source, postgres_source_database, *FIRST)
+    with closing(source_kind("postgres").open(options)) as source, Log.open(str(flow.log), source_id="shop") as log:
+
+        def catch_up() -> int:
+            Capture(source, log).catch_up(wait_s=1.0)
+            return log.last_seqno
+
+        ask(str(flow.log), LoadRequest(load="1", asked_at=0))
+        there = Running(flow, partial(postgres_run, postgres_source, postgres_source_database), catch_up)
+        assert there.apply() is None
+        yield there
+
+
+def test_while_a_postgres_is_captured_its_catalogue_says_what_older_rows_hold(running: Running) -> None:
+    assert running.apply(*LATER) is None
+    running.flow.assert_equal()
+    assert running.apply("ALTER TABLE t ADD COLUMN e TEXT", "UPDATE t SET e = 'new' WHERE id = 2") is None
+    running.flow.assert_equal()
+
+
+def test_a_large_transaction_of_a_postgres_adds_a_column_and_fills_it(running: Running) -> None:
+    assert running.apply("INSERT INTO t SELECT n, n FROM generate_series(10, 9000) n") is None
+    running.run("BEGIN; ALTER TABLE t ADD COLUMN e TEXT; UPDATE t SET e = repeat('x', 200) WHERE id > 99; COMMIT")
+    assert running.apply() is None
+    running.flow.assert_equal()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE t RENAME COLUMN n TO e",),
+        ("ALTER TABLE t ADD COLUMN e DOUBLE PRECISION DEFAULT random()",),
+        ("ALTER TABLE t ADD COLUMN e NUMERIC DEFAULT 0.5",),
+        ("ALTER TABLE t ADD COLUMN e INT DEFAULT 5", "ALTER TABLE t ALTER e DROP DEFAULT", "VACUUM FULL t"),
+    ],
+    ids=["renamed", "of each row", "no literal", "written anew"],
+)
+def test_where_a_postgres_catalogue_does_not_say_it_the_row_stops(
+    running: Running, statements: tuple[str, ...]
+) -> None:
+    error = running.apply(*statements, "INSERT INTO t (id) VALUES (9)")
+    assert isinstance(error, TargetTableError) and "column e is missing" in str(error)
+
+
 # --- the matrix --------------------------------------------------------------------------------------------
 
 
@@ -605,7 +673,10 @@ def outcome(bench: Bench, case: Case, source: str) -> str:
     if sql := {"mariadb": case.mariadb, "sqlite": case.sqlite}.get(source, ""):  # a PostgreSQL's stream has no DDL
         transactions.append([Statement(schema=schema, sql=sql.replace("{}", name), ddl=True)])
     if case.columns:
-        transactions.append([insert(with_columns(before, *case.columns), case.row)])
+        after = with_columns(before, *case.columns)
+        if source == "postgres" and ADDED in case.mariadb:
+            after = msgspec.structs.replace(after, older=(("note", "'x'" if case.mariadb == LITERAL else ""),))
+        transactions.append([insert(after, case.row)])
     if not transactions or (source == "sqlite" and not sql):
         return "not there"
     try:
@@ -673,7 +744,12 @@ was there (no NOT NULL, no DEFAULT, not generated, no TIMESTAMP of MariaDB's wit
 So is one with a literal as its DEFAULT, also NOT NULL: a whole number for an integer, a string of ASCII without a
 backslash or a space at its end for a text. Rows that are here get that value, and at a PostgreSQL or MariaDB the column
 keeps no default. A column whose type changes before its first row is not known any more.
-What another one holds in older rows, any of a PostgreSQL source's too, is not known here: that stops.
+
+A PostgreSQL source sends no statement. While capture runs it knows a new column by its first row, and asks the
+catalogue what older rows hold: NULL where no row of the table was ever written anew, or such a literal. Then it follows
+too, in a transaction before which all channels meet. A column that was added while capture did not run, or to a
+partitioned table, or to one that was written anew (VACUUM FULL, TRUNCATE) without such a literal as its default, and
+one that the load at hand has passed over, is not known: that stops, as what any other column holds in older rows does.
 
 What takes data away is decided by `ddl_loss`, `hold` in these tables. A dropped column stays with its values, and takes
 NULL where the kind can do that: SQLite cannot, and refuses the next row of a column that is NOT NULL. A dropped table

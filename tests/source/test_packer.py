@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import tranlog
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
@@ -302,3 +303,20 @@ def test_rows_whose_session_had_other_checks_begin_a_fragment() -> None:
     ]
     packing.begin(BY_SCHEMA)
     assert decode(packing.finish(event_id="e", tstamp=1).payload).options == ()
+
+
+def test_what_older_rows_hold_stands_in_each_later_fragment_and_makes_a_transaction_serial() -> None:
+    packing = packer()
+    packing.add(RowChange(ORDERS, Op.INSERT, None, ("x",)), event_id="e", tstamp=1)
+    told = replace(ORDERS, older=(("a", ""),))
+    packing.note_older(told)
+    taken = packing.take(event_id="e", tstamp=1)
+    packing.add(RowChange(ORDERS, Op.INSERT, None, ("y",)), event_id="e", tstamp=1)
+    last = packing.finish(event_id="e", tstamp=1)
+    for fragment in (taken, last):
+        (change,) = decode(fragment.payload).changes
+        assert isinstance(change, RowChange) and change.table == told
+    assert last.shard_id == UNKNOWN_SHARD
+    packing.begin(BY_SCHEMA)
+    packing.add(RowChange(ORDERS, Op.INSERT, None, ("y",)), event_id="e", tstamp=1)
+    assert packing.finish(event_id="e", tstamp=1).shard_id != UNKNOWN_SHARD

@@ -16,6 +16,7 @@ from tranlog.gaps import GAP, TableGap
 from tranlog.payload import PayloadBuilder, encode_row
 from tranlog.row_touches import RowTouches
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
+from tranlog.table_map import older_option
 from tranlog.types import VALUE_TYPES, Unchanged, Value
 from tranlog.write_item import encode_write_set
 from tranlog.write_set import WriteKind
@@ -55,6 +56,12 @@ class TransactionPacker:
         self._tally = ShardTally(rule)
         self._emitted = 0
         self._unchecked: tuple[str, ...] = ()
+        self._older: list[TableMap] = []
+
+    def note_older(self, table: TableMap) -> None:
+        """Take what a table's `older` says; the transaction is serial, since every channel needs it."""
+        self._older.append(table)
+        self._make_serial()
 
     def __len__(self) -> int:
         """Changes that wait in the open fragment."""
@@ -71,16 +78,18 @@ class TransactionPacker:
         Raises what `PayloadBuilder.add` raises, and then has taken nothing.
         """
         self._builder.add(change)
-        touches = self._touches
         if isinstance(change, Statement):
-            self._tally.make_serial()
-            if touches is not None:
-                touches.statement()
+            self._make_serial()
         else:
             self._tally.touch(change.table.schema, change.table.table)
-            if touches is not None:
+            if (touches := self._touches) is not None:
                 touches.rows(change.table, change.op, (encode_row((*(change.before or ()), *(change.after or ()))),))
         return self._cut(event_id, tstamp)
+
+    def _make_serial(self) -> None:
+        self._tally.make_serial()
+        if self._touches is not None:
+            self._touches.statement()
 
     def add_encoded(self, table: TableMap, op: Op, images: bytes, *, event_id: str, tstamp: int) -> Fragment | None:
         """Add a row change whose images are already `payload.encode_row` bytes."""
@@ -138,7 +147,8 @@ class TransactionPacker:
         )
 
     def _options(self) -> Options:
-        return tuple([(name, "0") for name in self._unchecked])
+        unchecked = tuple([(name, "0") for name in self._unchecked])
+        return (*unchecked, older_option(self._older)) if self._older else unchecked
 
     def finish(self, *, event_id: str, tstamp: int, metadata: Options = (), options: Options = ()) -> Fragment:
         """Return the last fragment, which speaks for the whole transaction: its shard, its tables, its event id."""

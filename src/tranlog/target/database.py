@@ -234,7 +234,8 @@ class SqlRows:
         def added() -> Mapping[str, str] | None:
             if not self.session.fetch(f"SELECT 1 FROM {self.dialect.table_name(table)} LIMIT 1"):
                 return None
-            return self.notes().get((table.schema, table.table), TableNote()).filled
+            told = {name.lower(): literal for name, literal in table.older}
+            return {**self.notes().get((table.schema, table.table), TableNote()).filled, **told}
 
         return behind(self.dialect, table, here, added)
 

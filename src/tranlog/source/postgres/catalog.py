@@ -64,6 +64,11 @@ SELECT t.oid::int8, n.nspname, t.typname, t.typtype::text, t.typbasetype::int8, 
   FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY ($1::oid[])"""
 _NOT_NULL: Final = """
 SELECT attname FROM pg_attribute WHERE attrelid = $1::int8::oid AND attnum > 0 AND attnotnull AND NOT attisdropped"""
+_NUMBERED: Final = """
+SELECT a.attname, a.attnum::int4, a.atthasmissing, (a.attmissingval::text::text[])[1],
+       c.relkind = 'r' AND c.relfilenode = c.oid
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+ WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 _KEYS: Final = """
 SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
   FROM pg_index i
@@ -168,6 +173,20 @@ def quoted(name: str) -> str:
 def quoted_table(schema: str, table: str) -> str:
     """Quote a table's name with its schema."""
     return f"{quoted(schema)}.{quoted(table)}"
+
+
+class NumberedColumn(NamedTuple):
+    """A column that a table has now. `number` is never given twice.
+
+    `has_missing`: rows from before the column was added hold the value `missing`, as text, and were not written anew.
+    `never_rewritten`: none of the table's rows were, so that without `has_missing` such rows hold NULL.
+    """
+
+    name: str
+    number: int
+    has_missing: bool
+    missing: str | None
+    never_rewritten: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,6 +448,14 @@ class PostgresCatalog:
             unique=tuple(tuple(columns) for primary, columns in indexes if not primary),
             foreign=tuple((tuple(one[0]), one[1], one[2], tuple(one[3])) for one in rows(_FOREIGN, (oid,))),
         )
+
+    def column_numbers(self) -> dict[int, int]:
+        """Return the highest number of a column that each table has had, by the table's OID."""
+        return dict(self._control.rows("SELECT oid::int8, relnatts::int4 FROM pg_class WHERE relkind IN ('r', 'p')"))
+
+    def numbered_columns(self, oid: int) -> list[NumberedColumn]:
+        """Return the columns of a table, in order."""
+        return [NumberedColumn(*found) for found in self._control.rows(_NUMBERED, (oid,))]
 
     def foreign_key_edges(self) -> list[tuple[TableName, TableName]]:
         """Return all foreign keys as (referring table, referred table), and partitions with their tables."""

@@ -111,7 +111,9 @@ class PostgresFragmentMaker:
                     continue
                 at += 1
                 if raw[0] in _ANNOUNCING:
-                    self._announce(raw, streamed=group.streamed)
+                    table = self._announce(raw, streamed=group.streamed)
+                    if table is not None and table.older:
+                        packer.note_older(table)
                     continue
                 statement = None
                 match parse_message(raw, streamed=group.streamed):
@@ -139,12 +141,13 @@ class PostgresFragmentMaker:
         elif noop:
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=((NOOP, noop), *metadata))
 
-    def _announce(self, raw: bytes, *, streamed: bool) -> None:
+    def _announce(self, raw: bytes, *, streamed: bool) -> TableMap | None:
         message = parse_message(raw, streamed=streamed)
         if isinstance(message, RelationMessage):
-            self._relations.define(message)
-        elif isinstance(message, TypeMessage):
+            return self._relations.define(message)
+        if isinstance(message, TypeMessage):
             self._relations.note_type(message)
+        return None
 
     def _is_missing(self, raw: bytes, group: WholeTransaction, missing: dict[TableName, str]) -> bool:
         """Whether a row is of a table whose changes are left out; of a transaction beyond its limit all are."""

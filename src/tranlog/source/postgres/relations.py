@@ -13,6 +13,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from tranlog.change import Column, ForeignKey, TableMap
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.postgres.catalog import PostgresCatalog, TableKeys
@@ -20,6 +22,7 @@ from tranlog.source.postgres.connection import PostgresSourceOptions
 from tranlog.source.postgres.messages import RelationMessage, TypeMessage
 from tranlog.source.postgres.rows import PostgresTableLayout
 from tranlog.source.postgres.values import PostgresType, column_of, value_encoder
+from tranlog.table_edits import literal_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +41,13 @@ class Relations:
         self._rule = options.shard_rule
         self._keys_known = False
         self._keyless: set[str] = set()
+        self._numbers: dict[int, int] | None = None  # of the last column that is no new one, by table
 
     def forget(self) -> None:
-        """Forget all: a new stream tells everything again."""
+        """Forget all: a new stream tells everything again. What is added from the first one on is a new column."""
+        if self._numbers is None:
+            self._numbers = self._catalog.column_numbers()
+        self._numbers.update({oid: layout.column_number for oid, layout in self._layouts.items()})
         self._names.clear()
         self._layouts = {}
         self._keys_known = False
@@ -59,8 +66,11 @@ class Relations:
         """Take the name of a type, which the catalogue may not have any more."""
         self._names[message.oid] = PostgresType(schema=message.schema, name=message.name)
 
-    def define(self, message: RelationMessage) -> None:
-        """Take a table's definition. Raises SourceSetupError, SourceUnavailableError."""
+    def define(self, message: RelationMessage) -> TableMap:
+        """Take a table's definition; return it, with what is known of the new columns of a table that has been here.
+
+        Raises SourceSetupError, SourceUnavailableError.
+        """
         full_wanted = self._options.identity != "key"
         lacking = self._catalog.without_full(message.oid) if full_wanted else []
         if self._options.identity == "set":
@@ -86,13 +96,37 @@ class Relations:
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
                 table.name,
             )
+        older, number = self._new_columns(message, table)
         layout = PostgresTableLayout(
+            column_number=number,
             table=table,
             encoders=tuple(value_encoder(column) for column in table.columns),
             keys=tuple(column.key for column in message.columns),
             by_key=not full_wanted,
         )
         self._layouts = {**self._layouts, message.oid: layout}
+        return msgspec.structs.replace(table, older=older)
+
+    def _new_columns(self, message: RelationMessage, table: TableMap) -> tuple[tuple[tuple[str, str], ...], int]:
+        """Return what `TableMap.older` is, and the number of the table's last column.
+
+        By its number a column that was renamed is no new one. Where the catalogue is ahead of the stream by a column
+        that is gone, or has another name, none that it has is a new one any more.
+        """
+        before = self._layouts.get(message.oid)
+        known = (self._numbers or {}).get(message.oid) if before is None else before.column_number
+        types = {column.name: column.source_type for column in table.columns}
+        found = self._catalog.numbered_columns(message.oid)
+        there = [one for one in found if one.name in types]
+        number = max([known or 0, *[one.number for one in (there if len(there) == len(types) else found)]])
+        if known is None:
+            return (), number
+        older = []
+        for one in there:
+            literal = literal_of(one.missing or "", types[one.name]) if one.has_missing else ""
+            if one.number > known and (literal or (one.never_rewritten and not one.has_missing)):
+                older.append((one.name, literal))
+        return tuple(older), number
 
     def rule(self, *, anew: bool) -> ShardRule:
         """Return the shard rule; `anew`: tables were defined, so foreign keys may be others."""

@@ -68,16 +68,24 @@ class NoBeforeImageError(Exception):
 class PostgresTableLayout:
     """A table as the rows after its definition have it. `keys`: which columns belong to the replica identity.
 
-    `by_key`: changes without a before image are taken, by their key.
+    `by_key`: changes without a before image are taken, by their key. `column_number` is that of its last column in the
+    server's catalogue.
     """
 
     def __init__(
-        self, *, table: TableMap, encoders: tuple[ValueEncoder, ...], keys: tuple[bool, ...], by_key: bool
+        self,
+        *,
+        table: TableMap,
+        encoders: tuple[ValueEncoder, ...],
+        keys: tuple[bool, ...],
+        by_key: bool,
+        column_number: int = 0,
     ) -> None:
         self.table: Final = table
         self.encoders: Final = encoders
         self.keys: Final = keys
         self.by_key: Final = by_key
+        self.column_number: Final = column_number
         self.forms: Final = bytes([0 if pads(one) else _FORMS.get(one.logical, 0) for one in table.columns])
 
 
