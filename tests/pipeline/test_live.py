@@ -342,6 +342,19 @@ def test_a_table_that_is_not_there_is_not_judged(job: Job) -> None:
 
 
 @pytest.mark.long
+def test_a_table_without_rows_that_is_not_there_yet_is_equal(job: Job) -> None:
+    job.db.execute("DELETE FROM item")
+    job.capture()
+    assert job.apply() == []
+    job.at_target("DROP TABLE item")
+    job.ask("1")
+    assert job.apply() == []
+    verdicts = job.verdicts()
+    assert {verdict for verdict, *_ in verdicts.values()} == {EQUAL}
+    assert "is not at the target yet" in verdicts["main.item"][1].notes[0]
+
+
+@pytest.mark.long
 def test_who_waits_no_more_is_not_read_for(job: Job) -> None:
     job.ask("1")
     remove_verify_request(job.log, "1")

@@ -240,6 +240,8 @@ class _Judging:
             if comparison is None:
                 return "the pipeline's filters leave it out"
             buckets = frozenset(self._begin.buckets.get(table.name, ()))
+            if self._target.rows.keys((comparison.compared.schema, comparison.compared.table)) is None:
+                return SplitSum(comparison.compared, buckets, is_there=False)
             with contextlib.closing(self._target.rows.read(comparison.compared)) as rows:  # type: ignore[type-var]
                 return SplitSum(comparison.compared, buckets).take(self._until_stopped(rows))
         except _StoppedError:
@@ -274,11 +276,17 @@ class _Judging:
             side = f"at the source: {given.why}" if given.why else f"at the target: {here}"
             return NOT_JUDGED, VerdictDetail(why=side)
         ours = TableSum.unpack(here.table, given.sums)
+        if ours.rows and not here.is_there:
+            remedy = "Create it, or run `tranlog tables create`"
+            return NOT_JUDGED, VerdictDetail(why=f"at the target: {here.table.name}: there is no such table. {remedy}")
         buckets = ours.differing(here.total)
         differences = []
         if given.rows is not None and here.rows is not None:
             differences = row_differences(here.table, sent_rows(given.rows), here.rows)
         comparison = compare_shown(self._owner.chain(), table)
+        notes = () if comparison is None else comparison.notes
+        if not here.is_there:
+            notes += ("it has no rows at the source, and is not at the target yet",)
         detail = VerdictDetail(
             source_rows=ours.rows,
             target_rows=here.total.rows,
@@ -286,7 +294,7 @@ class _Judging:
             target_checksum=here.total.checksum(),
             buckets=tuple(buckets[:SHOWN_BUCKETS]),
             differences=tuple([(one.key, one.what) for one in differences[:SHOWN_ROWS]]),
-            notes=() if comparison is None else comparison.notes,
+            notes=notes,
         )
         return (DIFFERS if buckets else EQUAL), detail
 

@@ -154,10 +154,14 @@ def compare_shown(chain: Chain, table: TableMap) -> Comparison | None:
 
 
 class SplitSum:
-    """A table's sum, and the rows of some of its buckets, of one pass. `rows`: None where they are too many."""
+    """A table's sum, and the rows of some of its buckets, of one pass. `rows`: None where they are too many.
 
-    def __init__(self, table: TableMap, buckets: Set[int]) -> None:
+    `is_there`: whether there is such a table; without one the sum is that of no rows.
+    """
+
+    def __init__(self, table: TableMap, buckets: Set[int], *, is_there: bool = True) -> None:
         self.table = table
+        self.is_there = is_there
         self.total = TableSum(table)
         self.rows: list[Row] | None = []
         self._buckets = buckets
