@@ -101,11 +101,15 @@ def test_a_postgres_is_followed_into_a_mariadb(
     process = copying.start()
     try:
         until(lambda: at_target("SELECT more FROM public.late") == [("three",)], process, copying.said)
+        # A column of a table with rows.
+        at_source("ALTER TABLE items ADD COLUMN size INT DEFAULT 4", "UPDATE items SET size = 5 WHERE id = 8")
+        until(lambda: at_target("SELECT size FROM public.items WHERE id = 8") == [(5,)], process, copying.said)
+        at_source("CREATE TABLE empty(id INT PRIMARY KEY)", "ALTER TABLE empty REPLICA IDENTITY FULL")
         conf = next(tmp_path.glob("copy-of-*/tranlog.toml"))
         assert conf.stat().st_mode & 0o077 == 0
-        verify = [sys.executable, "-m", "tranlog", "--conf", str(conf), "verify", "--wait", "60"]
+        verify = [sys.executable, "-m", "tranlog", "--conf", str(conf), "verify", "--live", "--timeout", "100"]
         done = subprocess.run(verify, capture_output=True, text=True, timeout=WAIT_S)
-        assert done.returncode == 0 and "source and target are equal" in done.stdout, done.stdout
+        assert done.returncode == 0 and "source and target are equal" in done.stdout, done.stdout + done.stderr
         assert at_target("SELECT name FROM public.items WHERE id = 7") == [("new",)]
     finally:
         process.send_signal(signal.SIGTERM)
