@@ -240,6 +240,14 @@ def test_the_target_is_the_source(origin: Origin, capsys: pytest.CaptureFixture[
     assert code == 2 and "TARGET_URL: it is the source" in err
 
 
+@pytest.mark.parametrize("into", ["mariadb", "postgres"], indirect=True)
+@pytest.mark.parametrize("origin", ["sqlite"], indirect=True)
+def test_a_database_that_is_not_there(origin: Origin, into: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"none_{uuid.uuid4().hex[:8]}"
+    code, _, err = run(capsys, origin.url, into.rpartition("/")[0] + f"/{name}")
+    assert code == 4 and f"run there: CREATE DATABASE {name}. Mend that" in err
+
+
 @pytest.mark.parametrize("into", KINDS, indirect=True)
 @pytest.mark.parametrize("origin", ["sqlite"], indirect=True)
 def test_a_target_that_a_pipeline_fills(origin: Origin, into: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ not come (`LockTimeoutError`) of whoever holds it, a lost connection (TransientT
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import TargetUnavailableError, TransientTargetError
@@ -17,6 +18,10 @@ from tranlog.target.target import RefusedError, TargetKeys
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
+
+
+_NO_DATABASE: Final = re.compile(r"""Unknown database '(\w+)'|database "(\w+)" does not exist""")
+"""What MariaDB and PostgreSQL say; a name that would have to be quoted is left to the reader."""
 
 
 class MisfitError(RefusedError):
@@ -142,5 +147,8 @@ def open_session(options: TargetOptions, connect: Callable[[TargetOptions], Sess
 
 
 def unavailable(where: str, why: str) -> TargetUnavailableError:
-    """Return the error with its reason in one line."""
-    return TargetUnavailableError(where=where, why=" ".join(why.split()).rstrip("."))
+    """Return the error with its reason in one line; where the database is missing, with the statement that makes it."""
+    said = " ".join(why.split()).rstrip(".")
+    if found := _NO_DATABASE.search(said):
+        said += f"; run there: CREATE DATABASE {found[1] or found[2]}"
+    return TargetUnavailableError(where=where, why=said)
