@@ -59,9 +59,8 @@ def select_tables(tables: Sequence[TableMap], wanted: Sequence[str], *, option: 
     known = {table.name: table for table in tables}
     for name in wanted:
         if name not in known:
-            raise ConfigError(
-                option=option, value=name, why=f"the source has no such table; it has {', '.join(known) or 'none'}"
-            )
+            there = f"; it has {', '.join(known)}" if known else ""  # a reader of these tables alone knows no others
+            raise ConfigError(option=option, value=name, why=f"the source has no such table{there}")
     return [known[name] for name in dict.fromkeys(wanted)] if wanted else list(tables)
 
 
