@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -473,6 +475,29 @@ def test_an_outbox_that_ends_inside_a_transaction_is_damage(place: Place) -> Non
     foreign.close()
     with pytest.raises(SourceError, match="ends inside a transaction"):
         list(place.started().read(0))
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_cannot_be_written_is_refused(what: str) -> None:
+    """As on a file system that is mounted read-only; root may write everywhere else, and is somebody else here."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "source.db")
+        sqlite3.connect(path).close()
+        path.touch()
+        place, mode = (path, 0o444) if what == "file" else (path.parent, 0o555)
+        path.parent.chmod(0o777)
+        path.chmod(0o666)
+        place.chmod(mode)
+        me = os.geteuid()
+        try:
+            if not me:
+                os.seteuid(65_534)
+            with pytest.raises(SourceSetupError, match=rf"{re.escape(str(place))} cannot be written\. Capture writes"):
+                SqliteSource(SqliteSourceOptions(path=str(path), source_id="shop")).start(None)
+            assert os.listdir(name) == ["source.db"]
+        finally:
+            os.seteuid(me)
+            path.parent.chmod(0o700)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,22 @@ class SqliteSourceOptions:
             raise ConfigError(option="shard_map", value=None, why='the rule "map" needs it, and no other rule has it')
 
 
+def _look_at_file(path: str) -> None:
+    """Raise SourceSetupError for a database that is not there, or that capture may not write, or not beside it."""
+    if not os.path.exists(path):
+        raise SourceSetupError(
+            why=f"there is no database at {path}",
+            remedy="Create it by writing through tranlog.source.sqlite.connect, or check the path",
+        )
+    for place in (path, os.path.dirname(os.path.abspath(path))):
+        if not os.access(place, os.W_OK, effective_ids=True):
+            mounted = os.statvfs(place).f_flag & os.ST_RDONLY
+            raise SourceSetupError(
+                why=f"{place} cannot be written" + (": its file system is mounted read-only" if mounted else ""),
+                remedy="Capture writes into the database and beside it: let it, as the user that runs it",
+            )
+
+
 def _packer(source_id: str, rule: ShardRule) -> TransactionPacker:
     """Return what packs the rows of the outbox: each is a fragment, since writers have cut them."""
     return TransactionPacker(source_id=source_id, rule=rule, fragment_bytes=sys.maxsize, touches=RowTouches())
@@ -150,13 +166,9 @@ class SqliteSource:
         self._packer = _packer(options.source_id, self._rule)
 
     def check(self) -> None:
-        """Look whether there is a database, and change nothing. Raises SourceSetupError."""
+        """Look whether there is a database that can be written, and change nothing. Raises SourceSetupError."""
         path = self.options.path
-        if not os.path.exists(path):
-            raise SourceSetupError(
-                why=f"there is no database at {path}",
-                remedy="Create it by writing through tranlog.source.sqlite.connect, or check the path",
-            )
+        _look_at_file(path)
         try:
             with contextlib.closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
                 db.set_busy_timeout(round(self.options.busy_timeout_s * 1000))
