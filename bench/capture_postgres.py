@@ -9,8 +9,10 @@ and knows four types besides text; so the ratio compares our whole way to the di
 this process's, all threads; the server's are its own.
 
 What bounds it: libpq hands out message by message, through a call and a copy each. Reading the same slot by psycopg's
-`get_copy_data` in large blocks and looking at nothing makes 1.3 million messages per CPU second here, some four times
-what the peer makes with its decoder.
+`get_copy_data` in large blocks and looking at nothing makes 1.3 to 1.9 million messages per CPU second here. A row of
+bulk is one message, and a small transaction some four: so no reader on libpq is above about 5 times the peer in bulk
+and 3 times in small. To append a record per transaction to a log, with its checksums and without a source, already
+takes more than a fifth of the CPU time that the peer takes for a small one.
 """
 
 from __future__ import annotations

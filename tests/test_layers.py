@@ -128,6 +128,7 @@ PURE = {
     "tranlog.source.postgres.messages",
     "tranlog.source.postgres.position",
     "tranlog.source.postgres.rows",
+    "tranlog.source.postgres.small",
     "tranlog.source.postgres.transactions",
     "tranlog.source.postgres.values",
     "tranlog.service.show.overview",

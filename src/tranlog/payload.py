@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal, InvalidOperation
-from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
@@ -467,13 +466,12 @@ def _delimited(field: int, body: bytes) -> bytes:
     return varint(field << 3 | 2) + varint(len(body)) + body
 
 
-@lru_cache(maxsize=4096)
 def _delimited_option(field: int, name: str, value: str) -> bytes:
     return _delimited(field, _option(name, value))
 
 
 def _option(name: str, value: str) -> bytes:
-    return _delimited(1, name.encode()) + _delimited(2, value.encode())
+    return b"\x0a" + sized_text(name) + b"\x12" + sized_text(value)
 
 
 def _encode_statement(statement: Statement) -> bytes:

@@ -15,6 +15,7 @@ from fix_pgoutput import Tables, messages, with_streaming
 from tranlog.payload import PayloadBuilder, decode
 from tranlog.source.postgres.messages import MessageFormatError, RowMessage, parse_keepalive, parse_message
 from tranlog.source.postgres.rows import NoBeforeImageError, encode_change
+from tranlog.source.postgres.small import SmallTransaction
 from tranlog.source.postgres.transactions import TransactionAssembler, WholeTransaction
 from tranlog.source.waiting import WaitingEvents
 
@@ -67,14 +68,33 @@ def test_single_messages(fuzz: Fuzz) -> None:
     fuzz.samples(samples, read)
 
 
+def assembler() -> TransactionAssembler:
+    return TransactionAssembler(
+        new_store=lambda: WaitingEvents(1 << 20, None), memory_bytes=1 << 20, transaction_bytes_max=1 << 30
+    )
+
+
 def test_transactions(fuzz: Fuzz) -> None:
     runs = [few(name) for name in NAMES]
     every = [raw for run in runs for raw in run]
 
+    def assembled(sent: list[bytes], *, at_once: bool) -> object:
+        """Return what becomes of the messages: xids and rows, and why they are refused."""
+        one, found, why = assembler(), [], ""
+        one.put(sent if at_once else [])
+        try:
+            for whole in iter(one.take, None) if at_once else filter(None, map(one.feed, sent)):
+                if isinstance(whole, (SmallTransaction, WholeTransaction)):
+                    found.append((whole.xid, whole.rows if isinstance(whole, SmallTransaction) else list(whole)))
+        except MessageFormatError as exc:
+            why = exc.why
+        finally:
+            one.close()
+        return found, why
+
     def read(raw: bytes) -> None:
-        one = TransactionAssembler(
-            new_store=lambda: WaitingEvents(1 << 20, None), memory_bytes=1 << 20, transaction_bytes_max=1 << 30
-        )
+        assert assembled(unframed(raw), at_once=True) == assembled(unframed(raw), at_once=False)
+        one = assembler()
         tables, builder = Tables(), PayloadBuilder()
         try:
             for message in unframed(raw):

@@ -34,14 +34,17 @@ MODULES = (
     "tranlog.log.records.running_hash",
     "tranlog.log.rules.pending",
     "tranlog.source.sqlite.hook",
+    "tranlog.source.packer",
+    "tranlog.source.postgres.copied",
     "tranlog.source.postgres.rows",
+    "tranlog.source.postgres.small",
     "tranlog.pipeline.rules.write_order",
     "tranlog.queues.rules.state",
     "tranlog.queues.rules.runs",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-write sets and the assignment by them, the running hash, appending, the rows of a SQLite writer, those of a PostgreSQL's
-stream, what a message store holds."""
+write sets and the assignment by them, the running hash, appending, packing transactions, the rows of a SQLite writer,
+those of a PostgreSQL's stream and its small transactions, what a message store holds."""
 SOURCES = (
     "varint.py",
     "table_map.py",
@@ -54,13 +57,17 @@ SOURCES = (
     "log/records/running_hash.py",
     "log/rules/pending.py",
     "source/sqlite/hook.py",
+    "source/packer.py",
+    "source/postgres/copied.py",
     "source/postgres/rows.py",
+    "source/postgres/small.py",
     "pipeline/rules/write_order.py",
     "queues/rules/state.py",
     "queues/rules/runs.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",
+    "gaps.py",
     "ids.py",
     "log/rules/prefix.py",
     "log/records/record.py",

@@ -1,6 +1,7 @@
 """From the changes of one transaction to its fragments: the piece that every source shares.
 
-Owns cutting at about 1 MiB, the shard verdict in the last fragment, and the list of tables. Pure.
+Owns cutting at about 1 MiB, the shard verdict in the last fragment, and the list of tables. Pure; compiled, see
+`tranlog.compiled`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from typing import get_args
 
 import msgspec
 
-from tranlog.change import HEARTBEAT, NOOP, Change, Fragment, Op, Options, RowChange, Statement, TableMap
+from tranlog.change import (
+    HEARTBEAT,
+    NOOP,
+    Change,
+    Fragment,
+    Op,
+    Options,
+    RowChange,
+    Statement,
+    TableMap,
+    TableName,
+)
 from tranlog.gaps import GAP, TableGap
 from tranlog.payload import PayloadBuilder, encode_row
 from tranlog.row_touches import RowTouches
@@ -25,6 +37,10 @@ FRAGMENT_BYTES = 1 << 20
 """A fragment is closed when its payload has grown to this many bytes; one larger row makes one larger fragment."""
 TABLE_LIST_BYTES = 60_000
 """Above this many bytes of names a record says "too many tables" and the transaction is serial."""
+_BY_SCHEMA_KIND = ShardRuleKind.SCHEMA
+_BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
+_NO_LIMIT = 1 << 62
+_VERDICTS_KEPT = 4_096
 
 
 class TransactionPacker:
@@ -46,14 +62,19 @@ class TransactionPacker:
         self._limit = fragment_bytes
         self._builder = PayloadBuilder()
         self._touches = touches
+        self._schemas: dict[tuple[TableName, ...], str] = {}  # verdicts, where nothing but names tells them
         self.begin(rule)
 
     def begin(self, rule: ShardRule) -> None:
         """Start a transaction, dropping what an unfinished one had collected. `rule` serves until the next one."""
-        self._builder.drop()
+        if self._builder.size:
+            self._builder.drop()
         if self._touches is not None:
             self._touches.begin()
-        self._tally = ShardTally(rule)
+        self._tally = None if rule.kind is _BY_SCHEMA_KIND else ShardTally(rule)
+        self._serial = False
+        self._names: dict[TableName, None] = {}
+        self._table: TableMap | None = None
         self._emitted = 0
         self._unchecked: tuple[str, ...] = ()
         self._older: list[TableMap] = []
@@ -81,23 +102,53 @@ class TransactionPacker:
         if isinstance(change, Statement):
             self._make_serial()
         else:
-            self._tally.touch(change.table.schema, change.table.table)
+            self._touch(change.table)
             if (touches := self._touches) is not None:
                 touches.rows(change.table, change.op, (encode_row((*(change.before or ()), *(change.after or ()))),))
         return self._cut(event_id, tstamp)
 
     def _make_serial(self) -> None:
-        self._tally.make_serial()
+        self._serial = True
         if self._touches is not None:
             self._touches.statement()
 
     def add_encoded(self, table: TableMap, op: Op, images: bytes, *, event_id: str, tstamp: int) -> Fragment | None:
         """Add a row change whose images are already `payload.encode_row` bytes."""
         self._builder.add_encoded(table, op, images)
-        self._tally.touch(table.schema, table.table)
+        self._touch(table)
         if self._touches is not None:
             self._touches.rows(table, op, (images,))
         return self._cut(event_id, tstamp)
+
+    def add_rows(self, table: TableMap, op: Op, rows: Sequence[bytes]) -> None:
+        """Add a row change for each of `rows`, as `add_encoded` does, to the open fragment, whatever its size."""
+        self._touch(table)
+        if self._touches is not None:
+            self._touches.rows(table, op, rows)
+        self._builder.add_encoded_rows(table, op, rows, start=0, limit=_NO_LIMIT)
+
+    def _touch(self, table: TableMap) -> None:
+        if table is not self._table:
+            self._table = table
+            self._names[table.schema, table.table] = None
+            if self._tally is not None:
+                self._tally.touch(table.schema, table.table)
+
+    def _verdict(self, tables: tuple[TableName, ...]) -> str:
+        """Return the shard of the transaction, which touched these tables."""
+        if self._serial:
+            return UNKNOWN_SHARD
+        if self._tally is not None:
+            return self._tally.verdict()
+        found = self._schemas.get(tables)
+        if found is None:
+            tally = ShardTally(_BY_SCHEMA)
+            for schema, table in tables:
+                tally.touch(schema, table)
+            if len(self._schemas) >= _VERDICTS_KEPT:
+                self._schemas.clear()
+            found = self._schemas[tables] = tally.verdict()
+        return found
 
     def add_encoded_rows(
         self,
@@ -121,7 +172,7 @@ class TransactionPacker:
         builder, limit = self._builder, self._limit
         at, end = 0, len(rows)
         if end:
-            self._tally.touch(table.schema, table.table)
+            self._touch(table)
             if self._touches is not None:
                 self._touches.rows(table, op, rows)
         while at < end:
@@ -147,20 +198,22 @@ class TransactionPacker:
         )
 
     def _options(self) -> Options:
+        if not (self._unchecked or self._older):
+            return ()
         unchecked = tuple([(name, "0") for name in self._unchecked])
         return (*unchecked, older_option(self._older)) if self._older else unchecked
 
     def finish(self, *, event_id: str, tstamp: int, metadata: Options = (), options: Options = ()) -> Fragment:
         """Return the last fragment, which speaks for the whole transaction: its shard, its tables, its event id."""
-        tables = self._tally.tables
+        tables = tuple(self._names)
         listed = _list_bytes(tables) <= TABLE_LIST_BYTES
         write_set = b""
-        if self._touches is not None and listed and not any(name == HEARTBEAT for name, _ in metadata):
+        if self._touches is not None and listed and not any([name == HEARTBEAT for name, _ in metadata]):
             write_set = self._touches.take(tables)  # all channels meet in front of a heartbeat
         fragment = Fragment(
             source_id=self._source_id,
             event_id=event_id,
-            shard_id=self._tally.verdict() if listed else UNKNOWN_SHARD,
+            shard_id=self._verdict(tables) if listed else UNKNOWN_SHARD,
             tstamp=tstamp,
             tables=tables if listed else None,
             payload=self._builder.take(metadata=metadata, options=(*self._options(), *options)),
@@ -176,9 +229,6 @@ class TransactionPacker:
         # Serial, whatever makes a shard: all channels must know of it before what comes next.
         step = encode_write_set(WriteKind.STEP, 0, (), ())
         return msgspec.structs.replace(fragment, shard_id=UNKNOWN_SHARD, tables=None, write_set=step)
-
-
-_BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
 
 
 class ChangePacker:

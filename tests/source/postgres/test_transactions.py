@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import struct
-from collections import deque
 
 import pytest
 
 from fix_pgoutput import messages
 from tranlog.errors import UnsupportedEventError
 from tranlog.source.postgres.messages import LogicalMessage, MessageFormatError
-from tranlog.source.postgres.transactions import TransactionAssembler, WholeTransaction
+from tranlog.source.postgres.small import SmallTransaction
+from tranlog.source.postgres.transactions import Assembled, TransactionAssembler, WholeTransaction
 from tranlog.source.waiting import WaitingEvents
 
 
@@ -95,7 +97,8 @@ def test_beyond_its_limit_without_its_rows_a_transaction_is_refused() -> None:
     message = b"M" + struct.pack(">BQ", 1, 5) + b"p\0" + struct.pack(">I", 600) + b"x" * 600
     one.feed(BEGIN)
     one.feed(message)
-    one.feed_rows(deque([ROW] * 20))
+    one.put([ROW] * 20)
+    assert one.take() is None
     one.feed(ROW + b"y" * 600)
     with pytest.raises(UnsupportedEventError, match="transaction_bytes_max allows 1000"):
         one.feed(message)
@@ -135,6 +138,34 @@ def test_what_does_not_follow_is_refused(raws: list[bytes]) -> None:
     with pytest.raises(MessageFormatError):
         one.feed(raws[-1])
     one.close()
+
+
+@pytest.mark.parametrize("name", ["plain", "streamed"])
+def test_many_messages_at_once_are_the_same_transactions(name: str) -> None:
+    """Wherever a batch is cut; the short way of small transactions is `small`'s."""
+    raws = messages(name)
+    rng = random.Random(random.randrange(1 << 32))
+    for cuts in ([], sorted(rng.sample(range(len(raws)), 5)), range(len(raws))):
+        one, found = assembler(most=1 << 20), []
+        for start, end in itertools.pairwise([0, *cuts, len(raws)]):
+            one.put(raws[start:end])
+            while (whole := one.take()) is not None:
+                found.append(told(whole))
+        assert found == [told(whole) for whole in fed(name, assembler(most=1 << 20))]
+    for one, kind in (
+        (assembler(), SmallTransaction),
+        (assembler(most=len(ROW) - 1, names_beyond=True), WholeTransaction),
+    ):
+        one.put([BEGIN, ROW, COMMIT])
+        assert isinstance(one.take(), kind) and one.take() is None
+
+
+def told(one: Assembled) -> tuple[object, ...]:
+    """What there is of a transaction, whichever way it came."""
+    if isinstance(one, LogicalMessage):
+        return one.lsn, one.prefix
+    rows = one.rows if isinstance(one, SmallTransaction) else list(one)
+    return one.xid, one.end_lsn, one.timestamp, one.size, rows
 
 
 def test_an_abort_of_what_was_not_sent_is_nothing() -> None:

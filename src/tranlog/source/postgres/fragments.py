@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -34,7 +34,9 @@ from tranlog.source.postgres.messages import (
 from tranlog.source.postgres.position import WalPosition
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import NoBeforeImageError, encode_run
-from tranlog.source.postgres.transactions import WholeTransaction
+from tranlog.source.postgres.small import SMALL_BYTES, SmallTransaction, pack_small
+from tranlog.source.postgres.transactions import Assembled, WholeTransaction
+from tranlog.source.waiting import WaitingEvents
 
 _BATCH_MESSAGES: Final = 512
 _MESSAGE_KEPT_BYTES: Final = 64 << 10
@@ -44,9 +46,6 @@ _BEAT: Final = "tranlog:heartbeat"
 _DBMS: Final = ("dbms_type", "postgres")
 _ROWS: Final = frozenset(b"IUD")
 _ANNOUNCING: Final = frozenset(b"RY")
-
-Committed: TypeAlias = WholeTransaction | LogicalMessage
-"""A transaction, or a message that belongs to none."""
 
 
 class PostgresFragmentMaker:
@@ -73,11 +72,21 @@ class PostgresFragmentMaker:
             if raw[0] in _ANNOUNCING:
                 self._announce(raw, streamed=group.streamed)
 
-    def fragments(self, group: Committed, before: WalPosition, *, now_ms: int) -> Iterator[Fragment]:
+    def fragments(self, group: Assembled, before: WalPosition, *, now_ms: int) -> Iterator[Fragment]:
         """Yield what was committed after `before` as fragments; none when nothing in it is captured.
 
         Raises: MessageFormatError, UnsupportedEventError, SourceSetupError, SourceUnavailableError.
         """
+        if isinstance(group, SmallTransaction):
+            small = self._small(group, before)
+            if small is not None:
+                yield small
+                return
+            rows = WaitingEvents(SMALL_BYTES, None)
+            rows.extend(group.rows)
+            group = WholeTransaction(
+                xid=group.xid, end_lsn=group.end_lsn, timestamp=group.timestamp, size=group.size, messages=rows
+            )
         if isinstance(group, LogicalMessage):
             if not group.prefix.startswith(_OURS):
                 event_id = str(msgspec.structs.replace(before, lsn=group.lsn, xid=0))
@@ -140,6 +149,18 @@ class PostgresFragmentMaker:
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=tuple(metadata))
         elif noop:
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=((NOOP, noop), *metadata))
+
+    def _small(self, group: SmallTransaction, before: WalPosition) -> Fragment | None:
+        """Return a small transaction as its one fragment; None where it has to be a gap."""
+        self._packer.begin(self._relations.rule(anew=False))
+        return pack_small(
+            self._packer,
+            group.rows,
+            self._relations.layouts,
+            event_id=str(msgspec.structs.replace(before, lsn=group.end_lsn, xid=group.xid)),
+            tstamp=group.timestamp // 1000,
+            metadata=(_DBMS, ("xid", str(group.xid))),
+        )
 
     def _announce(self, raw: bytes, *, streamed: bool) -> TableMap | None:
         message = parse_message(raw, streamed=streamed)

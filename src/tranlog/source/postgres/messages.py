@@ -24,8 +24,6 @@ _COLUMN: Final = struct.Struct(">Ii")
 _END: Final = struct.Struct(">BQQq")
 _KEEPALIVE: Final = struct.Struct(">cQqB")
 _FEEDBACK: Final = struct.Struct(">cQQQqB")
-DATA_AT: Final = 25
-"""Where the plugin's message begins in a message of WAL data."""
 
 
 class MessageFormatError(Exception):

@@ -8,7 +8,6 @@ what the log holds, by the LSN after a commit; so it never stands past the log, 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,15 +26,15 @@ from tranlog.errors import (
 )
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
-from tranlog.source.postgres.fragments import Committed, PostgresFragmentMaker
-from tranlog.source.postgres.messages import MessageFormatError
+from tranlog.source.postgres.fragments import PostgresFragmentMaker
+from tranlog.source.postgres.messages import LogicalMessage, MessageFormatError
 from tranlog.source.postgres.position import SlotState, WalPosition, lsn_text, why_lost
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import PostgresTableLayout
 from tranlog.source.postgres.snapshot import PostgresSnapshot, SnapshotTaking
 from tranlog.source.postgres.stream import SlotStream
 from tranlog.source.postgres.tables import PostgresTables
-from tranlog.source.postgres.transactions import TransactionAssembler, WholeTransaction
+from tranlog.source.postgres.transactions import Assembled, TransactionAssembler, WholeTransaction
 from tranlog.source.reconnecting import PAUSE_SLICE_S, Reconnecting
 from tranlog.source.source import Snapshot, SnapshotWait
 from tranlog.source.waiting import WaitingEvents
@@ -81,8 +80,7 @@ class PostgresSource:
         self._stopping = False  # plain, since a signal handler may set it
         self._stream: SlotStream | None = None
         self._assembler: TransactionAssembler | None = None
-        self._messages: deque[bytes] = deque()
-        self._pending: Committed | None = None
+        self._pending: Assembled | None = None
         self._failure: SourceError | None = None
         self._position: WalPosition | None = None
         self._told: WalPosition | None = None  # the last position that became a fragment's event id
@@ -221,7 +219,6 @@ class PostgresSource:
             stream.close()
         self._snapshots.drop()
         self._catalog.close()
-        self._messages.clear()
         if self._assembler is not None:
             self._assembler.close()
             self._assembler = None
@@ -286,7 +283,7 @@ class PostgresSource:
                 if not self._snapshots.lets_pass(_end_of(group)):
                     self._snapshots.wait(deadline - self._clock.monotonic())
                     break
-                handed += group.size if isinstance(group, WholeTransaction) else len(group.content)
+                handed += len(group.content) if isinstance(group, LogicalMessage) else group.size
                 begun = False
                 try:
                     for fragment in self._maker.fragments(group, self._position, now_ms=self._clock.now_ms()):
@@ -349,21 +346,20 @@ class PostgresSource:
             return True
         return self._stream is not None and self._stream.has_sent(snapshot.lsn)
 
-    def _done(self, group: Committed) -> None:
+    def _done(self, group: Assembled) -> None:
         self._pending = None
         assert self._position is not None
         if isinstance(group, WholeTransaction):
             group.messages.close()
-            self._position = msgspec.structs.replace(self._position, lsn=group.end_lsn, xid=group.xid)
-        else:
-            self._position = msgspec.structs.replace(self._position, lsn=group.lsn, xid=0)
+        xid = 0 if isinstance(group, LogicalMessage) else group.xid
+        self._position = msgspec.structs.replace(self._position, lsn=_end_of(group), xid=xid)
 
     def _position_fragment(self) -> Fragment:
         """Return an empty transaction that carries the position on."""
         self._told = self._position
         return self._maker.empty(str(self._position), tstamp=self._clock.now_ms())
 
-    def _next_group(self, wait_s: float) -> Committed | None:
+    def _next_group(self, wait_s: float) -> Assembled | None:
         """Return what was committed next; None when there is none within `wait_s`. It stays pending until done."""
         if self._pending is not None:
             self._relations.restore(self._known)
@@ -371,12 +367,12 @@ class PostgresSource:
         deadline = self._clock.monotonic() + wait_s
         while True:
             assembler = self._assembler
-            while self._messages:
-                assert assembler is not None
+            while assembler is not None:
                 try:
-                    group = assembler.feed(self._messages.popleft())
-                    assembler.feed_rows(self._messages)
-                    if group is not None and not self._is_again(group):
+                    group = assembler.take()
+                    if group is None:
+                        break
+                    if not self._is_again(group):
                         self._pending = group
                         self._known = self._relations.layouts
                         return group
@@ -401,9 +397,10 @@ class PostgresSource:
                 continue
             if not messages and not inside:
                 return None
-            self._messages.extend(messages)
+            assert assembler is not None
+            assembler.put(messages)
 
-    def _is_again(self, group: Committed) -> bool:
+    def _is_again(self, group: Assembled) -> bool:
         """Whether the log has it: the slot stands before the log's end where the log is ahead of what it confirmed.
 
         What it defines counts all the same. Raises PositionLostError where the server has another history.
@@ -412,12 +409,13 @@ class PostgresSource:
         assert position is not None
         lsn = _end_of(group)
         if lsn <= position.lsn:
+            xid = 0 if isinstance(group, LogicalMessage) else group.xid
+            if lsn == position.lsn and xid and position.xid not in (0, xid):
+                raise self._lost(
+                    f"the transaction that the server has there is {xid}, and the log's is {position.xid}: "
+                    "it was restored from a backup and has gone on"
+                )
             if isinstance(group, WholeTransaction):
-                if lsn == position.lsn and position.xid not in (0, group.xid):
-                    raise self._lost(
-                        f"the transaction that the server has there is {group.xid}, and the log's is {position.xid}: "
-                        "it was restored from a backup and has gone on"
-                    )
                 self._maker.note_definitions(group)
                 group.messages.close()
             self._proven = self._proven or lsn == position.lsn
@@ -491,8 +489,8 @@ class _SlotWatch:
             )
 
 
-def _end_of(group: Committed) -> int:
-    return group.end_lsn if isinstance(group, WholeTransaction) else group.lsn
+def _end_of(group: Assembled) -> int:
+    return group.lsn if isinstance(group, LogicalMessage) else group.end_lsn
 
 
 def read_event_id(event_id: str) -> WalPosition:

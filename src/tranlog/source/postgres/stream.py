@@ -15,7 +15,6 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,17 +24,18 @@ from psycopg.errors import error_from_result
 
 from tranlog.errors import SourceError, SourceUnavailableError
 from tranlog.source.postgres.connection import PostgresSourceOptions, connect, translated
-from tranlog.source.postgres.messages import DATA_AT, MessageFormatError, feedback, parse_keepalive
+from tranlog.source.postgres.copied import take_data
+from tranlog.source.postgres.messages import MessageFormatError, feedback, parse_keepalive
 from tranlog.source.postgres.position import ServerHistory, parse_history, parse_lsn
 
 _JOIN_S: Final = 10.0
 _SILENCE_MIN_S: Final = 60.0
-_BATCH_MESSAGES: Final = 512
+_BATCH_MESSAGES: Final = 4_096
+_BATCH_BYTES: Final = 1 << 20
 _GATHER_BYTES: Final = 8 << 10
 _GATHER_S: Final = 0.002
 """So long the server may go on sending when less than that came at once: it sends message by message, and a call for
 each of them costs more than all that becomes of it."""
-_DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")
 
 
@@ -49,7 +49,7 @@ class _SlotReader(threading.Thread):
         self._feedback_s = feedback_s
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = threading.Condition()  # guards all below
-        self._messages: deque[bytes] = deque()
+        self._batches: deque[tuple[list[bytes], int]] = deque()
         self._bytes = 0
         self._failure: Exception | None = None
         self._ended = False
@@ -113,32 +113,24 @@ class _SlotReader(threading.Thread):
         came = 0
         while True:
             batch: list[bytes] = []
-            size = 0
-            while len(batch) < _BATCH_MESSAGES and size < self._limit:
-                length, data = self._pgconn.get_copy_data(1)
-                if length == 0:
-                    break
-                if length < 0:
-                    self._put(batch, size)
-                    raise self._end()
-                raw = bytes(data)
-                kind = raw[0]
-                if kind == _DATA:
-                    message = raw[DATA_AT:]
-                    batch.append(message)
-                    size += len(message)
-                elif kind == _KEEPALIVE:
-                    keepalive = parse_keepalive(raw)
-                    self._put(batch, size)
-                    batch, size = [], 0
-                    self.wal_end = max(self.wal_end, keepalive.wal_end)
-                    self._heard = time.monotonic()
-                    asked = asked or keepalive.reply_wanted
-                else:
-                    raise MessageFormatError(f"a message {chr(kind)!r} of the stream")
+            size, length, other = take_data(
+                self._pgconn.get_copy_data,
+                batch,
+                messages_max=_BATCH_MESSAGES,
+                bytes_max=min(_BATCH_BYTES, self._limit),
+            )
             self._put(batch, size)
             came += size
-            if not batch:
+            if length < 0:
+                raise self._end()
+            if other:
+                if other[0] != _KEEPALIVE:
+                    raise MessageFormatError(f"a message {chr(other[0])!r} of the stream")
+                keepalive = parse_keepalive(other)
+                self.wal_end = max(self.wal_end, keepalive.wal_end)
+                self._heard = time.monotonic()
+                asked = asked or keepalive.reply_wanted
+            if not length:
                 return came, asked
             with self._changed:
                 if self._bytes >= self._limit:
@@ -149,7 +141,7 @@ class _SlotReader(threading.Thread):
             return
         self._heard = time.monotonic()
         with self._changed:
-            self._messages.extend(batch)
+            self._batches.append((batch, size))
             self._bytes += size
             self._changed.notify_all()
 
@@ -175,19 +167,21 @@ class _SlotReader(threading.Thread):
     # For the reader.
 
     def take(self, timeout_s: float) -> list[bytes]:
-        """Return what is there, waiting for something; raise what ended the thread when nothing is left."""
+        """Return a batch of what is there, waiting for something; raise what ended the thread when nothing is left."""
         with self._changed:
-            if not self._messages and self._failure is None and not self._interrupted and timeout_s > 0:
+            if not self._batches and self._failure is None and not self._interrupted and timeout_s > 0:
                 self._changed.wait_for(
-                    lambda: self._messages or self._failure is not None or self._interrupted, timeout_s
+                    lambda: self._batches or self._failure is not None or self._interrupted, timeout_s
                 )
-            messages = list(self._messages)
-            self._messages.clear()
+            if not self._batches:
+                if self._failure is not None:
+                    raise self._failure
+                return []
+            messages, size = self._batches.popleft()
             was_full = self._bytes >= self._limit
-            self._bytes = 0
-            if not messages and self._failure is not None:
-                raise self._failure
-        if was_full:
+            self._bytes -= size
+            has_room = was_full and self._bytes < self._limit
+        if has_room:
             os.eventfd_write(self._wake, 1)
         return messages
 
@@ -271,7 +265,7 @@ class SlotStream:
         """The server has sent everything that was committed before this LSN; it may still be in the queue."""
         return 0 if self._reader is None else self._reader.wal_end
 
-    def take(self, timeout_s: float) -> Sequence[bytes]:
+    def take(self, timeout_s: float) -> list[bytes]:
         """Return the messages that have come, waiting up to `timeout_s` for some; empty when none came.
 
         Raises: SourceUnavailableError when the connection is lost: open another one. SourceSetupError;

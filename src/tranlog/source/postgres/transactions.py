@@ -11,9 +11,8 @@ Source: PostgreSQL's manual, "Streaming of Large Transactions for Logical Decodi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -31,6 +30,7 @@ from tranlog.source.postgres.messages import (
     parse_message,
     xid_of,
 )
+from tranlog.source.postgres.small import SmallTransaction, small_at
 
 
 class MessageSpool(Protocol):
@@ -85,6 +85,10 @@ class WholeTransaction(msgspec.Struct, frozen=True, kw_only=True):
                 yield raw
 
 
+Assembled: TypeAlias = WholeTransaction | SmallTransaction | LogicalMessage
+"""What comes of a stream's messages: a transaction, or a message that belongs to none."""
+
+
 class _Open:
     """A transaction whose commit has not come."""
 
@@ -106,7 +110,7 @@ _KEPT: Final = _ROWS | {b"R", b"Y", b"T", b"M", b"O"}
 
 
 class TransactionAssembler:
-    """Takes the messages of a stream one by one and returns a transaction with its commit.
+    """Takes the messages of a stream, one by one or many at once, and returns a transaction with its commit.
 
     Shape: transactions in the order of their commits. `memory_bytes` bounds what all open ones hold in memory. After an
     exception nothing more may be fed. Raises: UnsupportedEventError, MessageFormatError, and what the stores raise.
@@ -130,6 +134,8 @@ class TransactionAssembler:
         self._xid = 0
         self._in_stream = False
         self._held = 0
+        self._waiting: list[bytes] = []
+        self._at = 0
 
     @property
     def inside(self) -> bool:
@@ -183,19 +189,43 @@ class TransactionAssembler:
                 raise AssertionError(message)
         return None
 
-    def feed_rows(self, waiting: deque[bytes]) -> None:
-        """Take from the front of `waiting` the rows that nothing but their transaction's commit is wanted for."""
-        one = self._current
-        if one is None:
-            return
+    def put(self, messages: list[bytes]) -> None:
+        """Have these messages taken next; all that were put before have been."""
+        self._waiting, self._at = messages, 0
+
+    def take(self) -> Assembled | None:
+        """Return what the messages that were put complete next: what `feed` returns, or a small transaction.
+
+        None when all of them are taken. Raises as `feed`.
+        """
+        waiting = self._waiting
+        count = len(waiting)
+        while self._at < count:
+            if self._current is None:
+                small = small_at(waiting, self._at)
+                if small is not None and small.size <= self._limit:
+                    self._at += len(small.rows) + 2
+                    return small
+            self._at += 1
+            whole = self.feed(waiting[self._at - 1])
+            if whole is not None:
+                return whole
+            if self._current is not None:
+                self._take_rows(self._current)
+        return None
+
+    def _take_rows(self, one: _Open) -> None:
+        """Take the rows that come next and that only their transaction's commit is wanted for."""
         room = min(self._limit - one.stored if one.heads is None else 0, self._memory_bytes - self._held)
-        rows: list[bytes] = []
+        waiting = self._waiting
+        count = len(waiting)
         size = 0
-        while waiting and waiting[0][:1] in _ROWS and size + len(waiting[0]) <= room:
-            raw = waiting.popleft()
-            rows.append(raw)
-            size += len(raw)
-        one.messages.extend(rows)
+        end = self._at
+        while end < count and waiting[end][:1] in _ROWS and size + len(waiting[end]) <= room:
+            size += len(waiting[end])
+            end += 1
+        one.messages.extend(waiting[self._at : end])
+        self._at = end
         one.size += size
         one.stored += size
         self._held += size
