@@ -36,8 +36,8 @@ REMEDIES = {"SourceSetupError", "UnsupportedEventError", "EngineError"}
 
 # What the last sentence of a message starts with: something to do.
 IMPERATIVES = (
-    "Append|Apply|Change|Check|Close|Correct|Create|Install|Make|Mend|Move|Name|Open|Restore|Run|See|Set|Start|Stop|Take|"
-    "Use|Write|change|check|close|name|open|restore|start|stop|take"
+    "Append|Apply|Change|Check|Close|Correct|Create|Fix|Free|Install|Move|Name|Open|Restore|Run|See|Set|Start|Stop|Take|"
+    "Undo|Use|Write|change|check|close|name|open|restore|start|stop|take"
 )
 
 
@@ -47,7 +47,7 @@ def example(kind: type[TranlogError]) -> TranlogError:
     given = {field.name: EXAMPLES[str(field.type)] for field in fields}
     for name in ("why", "remedy", "path", "holder"):
         if name in given:
-            given[name] = f"Mend the {name}" if name == "remedy" else f"a word for {name}"
+            given[name] = f"Fix the {name}" if name == "remedy" else f"a word for {name}"
     return kind(**given)
 
 
@@ -91,7 +91,7 @@ def test_each_message_ends_with_what_to_do(kind: type[TranlogError]) -> None:
     last = re.split(r"[.;] (?=\w)", message)
     assert any(re.match(rf"(?:{IMPERATIVES})\b", sentence) for sentence in last[-2:]), message
     if kind.__name__ in REMEDIES:
-        assert message.endswith("Mend the remedy")
+        assert message.endswith("Fix the remedy")
 
 
 @pytest.mark.parametrize("kind", CONCRETE)
@@ -110,7 +110,7 @@ def test_a_family_can_be_raised_with_a_text_and_keeps_it(kind: type[TranlogError
 
 
 def test_a_closed_log_says_so_however_it_is_raised() -> None:
-    assert str(LogClosedError()) == "the log is closed: it was closed. Open it again: what was durable is there"
+    assert str(LogClosedError()) == "the log is closed: it was closed. Open it again: what was durable is still there"
     for error in (LogClosedError("a sync failed"), LogClosedError(why="a sync failed")):
         assert "a sync failed" in str(error) == str(pickle.loads(pickle.dumps(error)))
 

@@ -116,7 +116,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 _F_OFD_GETLK = 36
 _F_OFD_SETLK = 37
 _LOOK_EVERY = 64
-"""So many times a lock is believed to be held by its own open file, before its path is looked at again."""
+"""So many times a lock is assumed to be held by its own open file, before its path is looked at again."""
 
 
 _SETTLED_NS = 100_000_000

@@ -80,8 +80,8 @@ class LogCodecError(LogError):
 
     template = (
         "{segment} of the log at {path} was written by the Tungsten replicator, in its own format; here "
-        "a native log is needed, and no log is both. Nothing was changed. Use `thl convert` to make one of it, or "
-        "`tranlog capture --source thl:DIR`; or name another directory"
+        "a native log is needed, and a log has one format. Nothing was changed. Use `thl convert` to make one of it, "
+        "or `tranlog capture --source thl:DIR`; or name another directory"
     )
 
 
@@ -99,7 +99,7 @@ class LogVersionError(LogError):
 
 
 class ForeignHistoryError(LogError):
-    """A file in a log's directory belongs to another log: it bears the identity of another history, or none.
+    """A file in a log's directory belongs to another log: it has the id of another history, or none.
 
     `found` and `history`, which is the log's, are in hex; `found` is empty where there is none.
     """
@@ -112,13 +112,13 @@ class ForeignHistoryError(LogError):
     def __str__(self) -> str:
         if not self.found:
             return (
-                f"{self.file} of the log at {self.path} bears no identity of a history: an earlier release wrote it, "
-                "and this one does not read such logs. Nothing was changed. Begin a new log in an empty directory"
+                f"{self.file} of the log at {self.path} has no history id: an earlier release wrote it, and this one "
+                "does not read such logs. Nothing was changed. Start a new log in an empty directory"
             )
         return (
-            f"{self.file} belongs to another log than the rest of {self.path}: it bears the history "
-            f"{self.found}, the log {self.history}. Nothing was changed. Restore this log's own {self.file}, "
-            "or move that one out of the directory: `thl verify` then says what is missing"
+            f"{self.file} belongs to another log than the rest of {self.path}: its history is "
+            f"{self.found}, the log's {self.history}. Nothing was changed. Restore this log's own {self.file}, "
+            "or move this one out of the directory: `thl verify` then reports what is missing"
         )
 
 
@@ -153,11 +153,11 @@ class AppendOrderError(LogError):
     path: str
     why: str
 
-    template = "the log at {path} refuses {why}; nothing was stored. Append what is to come, in order"
+    template = "the log at {path} refuses {why}; nothing was stored. Append the next transactions, in order"
 
 
 class RawRecordError(LogError):
-    """Records that came as bytes are not what follows in the log. `offset` is one in these bytes."""
+    """Raw records are not what follows in the log. `offset` is one in these bytes."""
 
     path: str
     offset: int
@@ -165,8 +165,8 @@ class RawRecordError(LogError):
     why: str
 
     template = (
-        "the log at {path} refuses records that came as bytes: at offset {offset} of them, where seqno {seqno} "
-        "belongs, stands {why}; nothing of them was stored. Append what follows its last transaction"
+        "the log at {path} refuses raw records: at offset {offset}, where seqno {seqno} belongs: {why}; "
+        "none of them was stored. Append what follows its last transaction"
     )
 
 
@@ -180,14 +180,14 @@ class PurgeRangeError(LogError):
 
 
 class ConversionRefusedError(LogError):
-    """A log holds what the other codec cannot say; nothing was written."""
+    """A log holds what the other codec cannot express; nothing was written."""
 
     path: str
     why: str
 
     template = (
-        "the log at {path} is not converted: {why}. Nothing was written. See what each means by "
-        "`thl convert --help`; with --lossy what can be left out is left out"
+        "the log at {path} is not converted: {why}. Nothing was written. See `thl convert --help` "
+        "for what each means; use --lossy to leave out what can be left out"
     )
 
 
@@ -206,7 +206,7 @@ class HoldError(LogError):
     path: str
     why: str
 
-    template = "the hold at {path} failed: {why}. Retention does not wait for what it stands for; check it"
+    template = "the hold at {path} failed: {why}. Retention does not keep what it needs; check it"
 
 
 class SegmentGoneError(LogError):
@@ -225,14 +225,14 @@ class LogReplacedError(LogError):
 
     template = (
         "the log at {path} was reset or restored while it was read: {why}. Start again: the position is "
-        "then held against what is there now"
+        "then checked against the log as it is now"
     )
 
 
 class PurgedError(LogError):
     """The wanted seqno lies before the first one that the log still holds.
 
-    As far as the log has kept it: `limit` is the rule or the command that gave it up, with everything up to `up_to`,
+    As far as the log has kept it: `limit` is the rule or the command that removed it, with everything up to `up_to`,
     at `at_ms` (ms since 1970); `passed` are the holds that it did not wait for. None and empty: nothing is known.
     """
 
@@ -247,7 +247,7 @@ class PurgedError(LogError):
         text = f"seqno {self.seqno} is purged: the log starts at {self.first}"
         if self.limit is not None:
             when = "" if self.at_ms is None else f" at {_utc_text(self.at_ms)} UTC"
-            text += f". {self.limit} gave up everything to seqno {self.up_to}{when}"
+            text += f". {self.limit} removed everything up to seqno {self.up_to}{when}"
             if self.passed:
                 text += f", although {', '.join(self.passed)} still needed it"
         return f"{text}. Start from there, or from a new snapshot"
@@ -272,7 +272,7 @@ class RollbackError(LogError):
 
     template = (
         "the log cannot be rolled back to {matchpoint}: {why}. Nothing was changed; name another "
-        "matchpoint, or mend what stands in the way"
+        "matchpoint, or fix what prevents it"
     )
 
 
@@ -289,8 +289,8 @@ class AbandonedError(LogError):
 
     def __str__(self) -> str:
         return (
-            f"seqno {self.seqno} was read and is no longer true: rollback mark {self.number} at {self.mark} "
-            f"abandoned everything after {self.matchpoint}. Take back what came after it, and seek to "
+            f"seqno {self.seqno} was read and is no longer valid: rollback mark {self.number} at {self.mark} "
+            f"abandoned everything after {self.matchpoint}. Undo what came after it, and seek to "
             f"{self.matchpoint.seqno + 1}"
         )
 
@@ -310,11 +310,11 @@ class IndexCutError(LogError):
 
 
 class IndexDamagedError(LogError):
-    """A stored index contradicts itself or the log; it is only ever rebuilt, never believed."""
+    """A stored index contradicts itself or the log; it is only ever rebuilt, never used."""
 
     why: str
 
-    template = "the stored index is not right: {why}. Open the log for writing: it is rebuilt from the segments"
+    template = "the stored index is wrong: {why}. Open the log for writing to rebuild it from the segments"
 
 
 class RepairRefusedError(LogError):
@@ -340,7 +340,7 @@ class LogClosedError(LogError):
 
     why: str = field(default="it was closed", kw_only=False)
 
-    template = "the log is closed: {why}. Open it again: what was durable is there"
+    template = "the log is closed: {why}. Open it again: what was durable is still there"
 
 
 class MemberLogError(LogError):
@@ -350,7 +350,7 @@ class MemberLogError(LogError):
     whose: str
 
     template = (
-        "the log at {path} is that of {whose}: only the node may write it. Nothing was changed. Use `tranlog node run` "
+        "the log at {path} belongs to {whose}: only the node may write it. Nothing was changed. Use `tranlog node run` "
         "and `tranlog group`, or copy the log without its folder group/"
     )
 
@@ -361,8 +361,8 @@ class NotPrimaryError(LogError):
     path: str
 
     template = (
-        "the log at {path} is not its group's primary, or no longer. What waited for its sync may stay in the log or "
-        "not. Append at the primary what is not there"
+        "the log at {path} is not its group's primary, or is no longer. Transactions that waited for its sync may "
+        "or may not stay in the log. Append at the primary those that are missing there"
     )
 
 
@@ -371,7 +371,7 @@ class DiskFullError(LogError):
 
     path: str
 
-    template = "disk full at {path}: the transaction was refused, nothing of it is kept. Make room and try again"
+    template = "disk full at {path}: the transaction was refused, none of it is kept. Free some space and try again"
 
 
 class DiskFailedError(LogError):
@@ -387,8 +387,8 @@ class SpillFailedError(DiskFailedError):
     """A write or a sync of a spill segment failed: what had spilled there is refused, and the log stays open."""
 
     template = (
-        "writing {path} failed: {why}. The transaction was refused, nothing of it is kept, and the log "
-        "goes on; check the disk, hand it over again"
+        "writing {path} failed: {why}. The transaction was refused, none of it is kept, and the log "
+        "stays open; check the disk, then append it again"
     )
 
 
@@ -399,7 +399,7 @@ class PurgeFailedError(LogError):
     why: str
 
     template = (
-        "removing {path} failed: {why}. The log goes on, and the next purge tries again; check the disk "
+        "removing {path} failed: {why}. The log stays open, and the next purge tries again; check the disk "
         "and the permissions of its directory"
     )
 
@@ -413,7 +413,7 @@ class RecordLimitError(LogError):
     def __str__(self) -> str:
         named = self.event_id if len(self.event_id) <= 80 else self.event_id[:80] + "…"
         return (
-            f"the transaction with event id {named!r} was refused: {self.why}. Nothing of it was written; "
+            f"the transaction with event id {named!r} was refused: {self.why}. None of it was written; "
             "change it at the source, or start a new log after it (`tranlog reset`)"
         )
 
@@ -426,7 +426,7 @@ class PayloadError(LogError):
 
     def __str__(self) -> str:
         where = "" if self.seqno is None else f" of seqno {self.seqno}"
-        return f"the payload{where} cannot be decoded: {self.why}. See its header by `thl list -headers`"
+        return f"the payload{where} cannot be decoded: {self.why}. See its header with `thl list -headers`"
 
 
 class LibraryMissingError(LogError):
@@ -446,8 +446,8 @@ class NotInLogError(LogError):
     found: str
 
     template = (
-        "{what} stands at {gtid}, but this log {found}: it was cleared, re-created or belongs to "
-        "something else. Use the right log, or set the position by `tranlog position set`"
+        "{what} is at {gtid}, but this log {found}: it was cleared, re-created or belongs to "
+        "something else. Use the right log, or set the position with `tranlog position set`"
     )
 
 
@@ -484,7 +484,7 @@ class PositionLostError(SourceError):
     way_on: str = ""
 
     template = (
-        "the source cannot go on after event id {event_id!r}: {why}. {way_on}Nothing was captured; "
+        "the source cannot continue after event id {event_id!r}: {why}. {way_on}Nothing was captured; "
         "take a new copy of the target and start a new log after it (`tranlog reset --forget-position`)"
     )
 
@@ -551,8 +551,8 @@ class ConflictError(TargetError):
     why: str
 
     template = (
-        "conflict at seqno {seqno}, table {table}, key {key}: {why}. Nothing of this "
-        "transaction was applied. Mend the row at the target, then start `tranlog apply` again"
+        "conflict at seqno {seqno}, table {table}, key {key}: {why}. None of this "
+        "transaction was applied. Fix the row at the target, then start `tranlog apply` again"
     )
 
 
@@ -575,15 +575,15 @@ class TargetUnavailableError(TargetError):
     where: str
     why: str
 
-    template = "the target at {where} cannot be used: {why}. Mend that, then start again"
+    template = "the target at {where} cannot be used: {why}. Fix that, then start again"
 
 
 class TransientTargetError(TargetError):
-    """A deadlock, a serialization failure or a lost connection: roll back, read the position, go on."""
+    """A deadlock, a serialization failure or a lost connection: roll back, read the position, continue."""
 
     why: str
 
-    template = "the target asked to try again: {why}. Start apply again if it does not go on by itself"
+    template = "the target asked to try again: {why}. Start apply again if it does not continue by itself"
 
 
 class DdlStopError(TargetError):
@@ -592,13 +592,13 @@ class DdlStopError(TargetError):
     seqno: int
     text: str
     why: str
-    remedy: str = 'Apply it at the target by hand and move on by `tranlog position set`, or set ddl = "ignore"'
+    remedy: str = 'Apply it at the target by hand and skip it with `tranlog position set`, or set ddl = "ignore"'
 
     template = "stopped at seqno {seqno}, statement {text!r}: {why}. {remedy}"
 
 
 class TargetPositionError(TargetError):
-    """The target's own record of where a pipeline stands is gone, not whole, or not as tranlog made it.
+    """The target's own record of a pipeline's position is missing, incomplete, or not as tranlog made it.
 
     `upto`: what the log knows the pipeline to have applied there at least; None: nothing is known.
     """
@@ -608,15 +608,15 @@ class TargetPositionError(TargetError):
     why: str
     upto: int | None = None
     remedy: str = (
-        "Undo what was done to tranlog's own tables, by hand or from a backup of the target, then start again: it goes "
-        "on from the positions there. Where they are lost, find out up to where the target's rows are, and run "
+        "Undo what was done to tranlog's own tables, by hand or from a backup of the target, then start again: it "
+        "continues from the positions there. If they are lost, find out which seqno the target's rows reach, and run "
         "`tranlog position set SEQNO`"
     )
 
     def __str__(self) -> str:
-        upto = "" if self.upto is None else f"; by the log's hold it had applied everything up to seqno {self.upto}"
+        upto = "" if self.upto is None else f"; the log's hold says that it had applied up to seqno {self.upto}"
         return (
-            f"where pipeline {self.pipeline!r} stands is not known at the target at {self.where}: {self.why}{upto}. "
+            f"the position of pipeline {self.pipeline!r} is not known at the target at {self.where}: {self.why}{upto}. "
             f"Nothing more is applied, so that nothing is applied twice. {self.remedy}"
         )
 
@@ -630,7 +630,7 @@ class TargetAheadError(TargetError):
     why: str
 
     template = (
-        "pipeline {pipeline!r}, channel {channel} stands at {gtid}, and {why}. The log was "
+        "pipeline {pipeline!r}, channel {channel} is at {gtid}, and {why}. The log was "
         "cleared, re-created or is not the one this target follows. Use the right log, or `tranlog position set`"
     )
 
@@ -664,7 +664,7 @@ class CatalogueError(QueueError):
 
     template = (
         "the catalogue of the message store at {path} cannot be used: {why}. Nothing was changed. "
-        "Restore log and catalogue together, or mend what is in the way"
+        "Restore log and catalogue together, or fix what prevents it"
     )
 
 
@@ -793,8 +793,8 @@ class FilterError(PipelineError):
     def __str__(self) -> str:
         table = "" if self.table is None else f", table {self.table}"
         where = "" if self.seqno is None else f" at seqno {self.seqno}, event id {self.event_id!r}"
-        kept = "" if self.seqno is None else "Nothing of this transaction was applied. "
-        return f"{self.filter}{table} stopped{where}: {self.why}. {kept}Mend the filter, then start again"
+        kept = "" if self.seqno is None else "None of this transaction was applied. "
+        return f"{self.filter}{table} stopped{where}: {self.why}. {kept}Fix the filter, then start again"
 
 
 # --- replication -----------------------------------------------------------------------------------------
@@ -805,12 +805,12 @@ class ReplicationError(TranlogError):
 
 
 class PacketError(ReplicationError):
-    """Bytes that are no packet. `kind`: its name, as far as it is known."""
+    """Bytes that are not a packet. `kind`: its name, if it is known."""
 
     kind: str
     why: str
 
-    template = "a packet ({kind}) cannot be read: {why}. Close the connection; check what the other side is"
+    template = "a packet ({kind}) cannot be read: {why}. Close the connection; check what runs on the other side"
 
 
 class GroupFileError(ReplicationError):
@@ -820,8 +820,8 @@ class GroupFileError(ReplicationError):
     why: str
 
     template = (
-        "{path} cannot be used: {why}. Nothing was changed. Restore this very file, or remove the node from the group "
-        "and admit it as a new one: with a vote forgotten, one epoch could have two primaries"
+        "{path} cannot be used: {why}. Nothing was changed. Restore exactly this file, or remove the node from the "
+        "group and admit it as a new one: with its vote forgotten, one epoch could have two primaries"
     )
 
 
@@ -831,7 +831,7 @@ class HandshakeError(ReplicationError):
     where: str
     why: str
 
-    template = "{where} cannot be talked to: {why}. Check the address, and what runs there"
+    template = "no connection with {where}: {why}. Check the address, and what runs there"
 
 
 class NoPrimaryError(ReplicationError):
@@ -844,12 +844,12 @@ class NoPrimaryError(ReplicationError):
 
 
 class NoNodeError(ReplicationError):
-    """No node could be read as was wished, in time; nothing was read. `where`: a node, or a group's addresses."""
+    """No node could be read as was wanted, in time; nothing was read. `where`: a node, or a group's addresses."""
 
     where: str
     why: str
 
-    template = "{where} is not read: {why}. Change what is wished, or see `tranlog group status`"
+    template = "{where} cannot be read as wanted: {why}. Change what is wanted, or see `tranlog group status`"
 
 
 class CommitRefusedError(ReplicationError):

@@ -1,4 +1,4 @@
-"""What a look at a source, a log or a target found: all is well, something to know, or what is wrong and what mends it.
+"""What a look at a source, a log or a target found: all is well, something to know, or what is wrong and what fixes it.
 
 Owns the shape of a finding, and how an error becomes one. The hard idea: a start refuses with an error what cannot
 work, and `tranlog doctor` lists it; so both run the same checks, which raise errors, and only the list is made here.
@@ -34,7 +34,7 @@ class Severity(enum.StrEnum):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found. `remedy`: the statements or commands that mend it, empty where nothing is to be mended."""
+    """What one check found. `remedy`: the statements or commands that fix it, empty if there is nothing to fix."""
 
     subject: str
     severity: Severity

@@ -801,7 +801,7 @@ def _read_one_change(raw: bytes | int) -> Statement:
         elif field == 3 and isinstance(chunk, bytes):
             body = chunk
     if kind != _TYPE_STATEMENT or body is None:
-        raise MalformedError(f"change type {kind} in the envelope; only statements stand there")
+        raise MalformedError(f"change type {kind} in the envelope; only statements belong there")
     schema, timestamp, error_code = "", 0, 0
     sql: str | bytes = ""
     options: list[tuple[str, str]] = []

@@ -108,7 +108,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     for one in (full, again):
         assert one["done"]["code"] == 4, one
         last = one["done"]["err"].strip().splitlines()[-1]
-        assert last.startswith("tranlog: disk full at ") and "/disk/log" in last and "Make room" in last
+        assert last.startswith("tranlog: disk full at ") and "/disk/log" in last and "Free some space" in last
         assert "Traceback" not in one["done"]["err"]
         # What was taken is whole and in order, and the rest is still the source's.
         assert one["logged"] == list(range(len(one["logged"])))

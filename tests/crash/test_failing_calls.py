@@ -98,7 +98,7 @@ class FailingLife(Life):
                 assert "closed for writing" in str(error)
                 self.refuses_for_good(error)
             case DiskFullError():
-                assert "Make room" in str(error)
+                assert "Free some space" in str(error)
                 assert log.last_seqno == log.visible_seqno, "everything since the last commit was refused"
                 assert log.status().closed_because is None
             case _:

@@ -133,7 +133,7 @@ def test_it_gives_up_where_that_is_wanted(
     assert isinstance(operated.error, TargetUnavailableError) and "lock" in str(operated.error)
     opened = open_target(target.options)
     kept = last_error(opened.positions.read_channels("p"))
-    assert kept is not None and kept.type == "TargetUnavailableError" and "Mend that, then start again" in kept.message
+    assert kept is not None and kept.type == "TargetUnavailableError" and "Fix that, then start again" in kept.message
     again = Operated(operation_of(replace(options, until_seqno="now")))
     again.join()
     assert again.error is None and last_error(opened.positions.read_channels("p")) is None

@@ -136,7 +136,7 @@ def test_a_damaged_log_needs_to_be_told_its_end(tmp_path: Path) -> None:
 
 def test_a_damaged_mark_is_no_mark_of_zero(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_text("{")
-    with pytest.raises(LogUnreadableError, match="says which GTIDs were handed out"):
+    with pytest.raises(LogUnreadableError, match="says which GTIDs were assigned"):
         read_mark(str(tmp_path), disk=OsDisk())
 
 

@@ -49,7 +49,7 @@ def test_a_full_disk_refuses_the_transaction_whole_and_takes_the_next() -> None:
             with open_log(disk, buffer_bytes=buffer_bytes) as log:
                 fill(log, 3)
                 disk.room = room
-                with pytest.raises(DiskFullError, match="Make room"):
+                with pytest.raises(DiskFullError, match="Free some space"):
                     commit_large(log)
                 assert log.visible_seqno == log.last_seqno == 3
                 assert log.last_event_id() == "e2"
@@ -281,7 +281,7 @@ def test_a_purge_that_fails_leaves_no_hole(call: int) -> None:
     log, _ = many(disk)
     before = segment_names(disk)
     disk.fail_at[removing(call)] = errno.EIO
-    with pytest.raises(PurgeFailedError, match=rf"removing {PATH}/thl\.data\.\d+ failed.*goes on"):
+    with pytest.raises(PurgeFailedError, match=rf"removing {PATH}/thl\.data\.\d+ failed.*stays open"):
         log.purge(below=Seqno(15))
     assert log.status().closed_because is None
     fill(log, 10, start=30)

@@ -294,7 +294,7 @@ def test_the_index_of_another_log_is_left_aside(caplog: pytest.LogCaptureFixture
         for seqno in (140, 17, 77):
             assert read_at(cursor, seqno) == (seqno, make_payload(seqno - 1, 300))
         assert reader._segments._stored_last == -1
-    assert caplog.text.count("The stored index is left aside") == 1
+    assert caplog.text.count("The stored index is ignored") == 1
 
 
 def test_damage_in_the_log_is_named_where_it_is() -> None:

@@ -227,7 +227,7 @@ def test_a_hold_that_cannot_be_written_says_so() -> None:
     """log-format.md: a pipeline that cannot write its hold says that retention will not wait for it."""
     disk = log_disk()
     disk.read_only = True
-    with pytest.raises(HoldError, match="Retention does not wait"):
+    with pytest.raises(HoldError, match="Retention does not keep"):
         hold(PATH, "a", Seqno(1), disk=disk, clock=ManualClock())
     disk.read_only = False
     hold(PATH, "a", Seqno(1), disk=disk, clock=ManualClock())

@@ -51,7 +51,7 @@ def test_it_is_another_name_of_ours(name: str, value: object, ours: str, means: 
     assert getattr(given, ours) == means
     assert log_options(**{name: value, ours: means}) == given, "both, and the same"
     other = {"checksum": not means, "sync_on_flush": not means}.get(ours, 77_777)
-    with pytest.raises(ConfigError, match=f"{ours} = {other!r} stands beside it and says otherwise"):
+    with pytest.raises(ConfigError, match=f"{ours} = {other!r} is given too and differs"):
         log_options(**{name: value, ours: other})
 
 
@@ -60,7 +60,7 @@ def test_days_and_hours_add_up() -> None:
     assert log_options(expireOplogDays=1, expireOplogHours=12).retention_s == 129_600
     assert log_options(expireOplogDays=0, expireOplogHours=0).retention_s is None
     assert log_options(expireOplogDays=1, expireOplogHours=12, logFileRetention="36h").retention_s == 129_600
-    with pytest.raises(ConfigError, match="logFileRetention says otherwise"):
+    with pytest.raises(ConfigError, match="logFileRetention differs"):
         log_options(expireOplogDays=1, logFileRetention="36h")
 
 
@@ -99,9 +99,9 @@ def test_what_is_replaced_is_refused_with_a_reason(name: str) -> None:
         ("bufferSize", 4_095, "never less than the page size"),
         ("logFileSize", "100 MB", "a whole number, 0 or more"),
         ("doCheckSum", 1, "it is true or false"),
-        ("logFileRetention", "a week", "an interval reads 7d, 12h"),
-        ("logFileRetention", -5, "an interval reads 7d, 12h"),
-        ("logFileRetention", None, "an interval reads 7d, 12h"),
+        ("logFileRetention", "a week", "an interval is written 7d, 12h"),
+        ("logFileRetention", -5, "an interval is written 7d, 12h"),
+        ("logFileRetention", None, "an interval is written 7d, 12h"),
         ("flushIntervalMillis", 10**9, "it is 0 to 3600 seconds"),
         ("logDir", "/logs", "the first argument of Log.open"),
         ("logDir", 5, "it is a text"),
@@ -118,7 +118,7 @@ def test_intervals_are_read_as_the_ancestor_reads_them() -> None:
     texts = {"7d": 604_800_000, "12h": 43_200_000, "30m": 1_800_000, "45s": 45_000, "500": 500, "1h30m": 5_400_000}
     assert {text: read_interval_ms(text) for text in texts} == texts
     for text in ("", "d", "7 d", "7w", "-1d", "1.5h", "7d!"):
-        with pytest.raises(ValueError, match="an interval reads"):
+        with pytest.raises(ValueError, match="an interval is written"):
             read_interval_ms(text)
 
 

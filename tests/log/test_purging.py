@@ -182,9 +182,9 @@ def test_a_hard_limit_passes_a_hold_and_the_victim_is_told() -> None:
     assert (error.seqno, error.first, error.limit) == (0, log.segments()[0].first_seqno, "hard_retention_bytes = 6000")
     assert error.passed == ("dead",) and error.at_ms == START and error.up_to is not None
     assert str(error) == (
-        f"seqno 0 is purged: the log starts at {error.first}. hard_retention_bytes = 6000 gave up everything to seqno "
-        f"{error.up_to} at 2023-11-14 22:13:20 UTC, although dead still needed it. Start from there, or from a new "
-        "snapshot"
+        f"seqno 0 is purged: the log starts at {error.first}. hard_retention_bytes = 6000 removed everything up to "
+        f"seqno {error.up_to} at 2023-11-14 22:13:20 UTC, although dead still needed it. Start from there, or from a "
+        "new snapshot"
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     with open_reader(disk) as reader:
@@ -198,7 +198,7 @@ def test_a_cursor_that_is_overtaken_hears_it_too() -> None:
         with reader.cursor() as cursor:
             cursor.next()
             log.trim(UpToSeqno(seqno=Seqno(20), told="GTID(1, 20)"))
-            with pytest.raises(PurgedError, match=r"a trim to GTID\(1, 20\) gave up everything to seqno"):
+            with pytest.raises(PurgedError, match=r"a trim to GTID\(1, 20\) removed everything up to seqno"):
                 read_all(cursor)
 
 
@@ -270,7 +270,7 @@ def test_a_purge_makes_room_although_its_note_cannot_be_written(number: int, cap
         hold(PATH, "late", Seqno(0), disk=disk, clock=ManualClock()) if number == errno.EACCES else None
         plan = log.trim(UpToSeqno(seqno=Seqno(20), hard=True))
         assert len(plan.gone) > 1 and segment_names(disk)[0] == segment_name(plan.gone[-1] + 1)
-        assert "The reason of a purge could not be written down" in caplog.text
+        assert "The reason for a purge could not be recorded" in caplog.text
         if number == errno.EACCES:
             assert "Purged what was still needed" in caplog.text and "passed=late" in caplog.text
         assert read_notes(PATH, disk) == []

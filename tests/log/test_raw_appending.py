@@ -77,7 +77,7 @@ def test_it_keeps_the_numbers_and_adds_none() -> None:
         assert (log.epoch, log.last_seqno) == (NO_EPOCH, -1)
         assert log.append_raw(raw_of("a", gtid(1, 0), b"1", b"2") + raw_of("b", gtid(4, 1), b"3")) == gtid(4, 1)
         for wrong in (gtid(4, 1), gtid(4, 3), gtid(3, 2)):
-            with pytest.raises(RawRecordError, match="offset 0 of them, where seqno 2 belongs"):
+            with pytest.raises(RawRecordError, match="offset 0, where seqno 2 belongs"):
                 log.append_raw(raw_of("c", wrong, b""))
         log.commit()
     with follower(disk) as log:
@@ -123,7 +123,7 @@ def test_a_batch_may_end_inside_a_transaction() -> None:
         log.append_raw(raw[: 4 * size])
         log.commit()
         assert log.visible_seqno == -1
-        with pytest.raises(RawRecordError, match="seqno 0 fragment 5 in the place of fragment 4"):
+        with pytest.raises(RawRecordError, match="seqno 0 fragment 5 in place of fragment 4"):
             log.append_raw(raw[5 * size :])
         log.abandon_open()
         log.append_raw(raw_of("b", gtid(1, 0), b"x"))  # another line, of an earlier epoch
@@ -141,7 +141,7 @@ def test_what_is_bad_is_named_and_nothing_of_it_is_put(spoil: str) -> None:
     last = raw_of("c", gtid(1 if spoil == "epoch" else 2, 2), b"z" * 30)
     bad = {"flip": last[:-20] + b"?" + last[-19:], "cut": last[:-1], "sync": b"\0\0\0\x1a\x03" + bytes(21)}
     with follower(SimDisk()) as log:
-        with pytest.raises(RawRecordError, match=f"offset {len(good)} of them, where seqno 2 belongs"):
+        with pytest.raises(RawRecordError, match=f"offset {len(good)}, where seqno 2 belongs"):
             log.append_raw(good + bad.get(spoil, last))
         assert log.last_seqno == -1
         assert log.append_raw(good) == gtid(2, 1)

@@ -153,7 +153,7 @@ def test_what_a_reader_returned_is_overtaken_by_marks_that_it_did_not_know() -> 
         (gtid(1, 2), {}, "begins at seqno 3"),
         (gtid(1, 10), {}, "ends at seqno 9"),
         (gtid(2, 5), {}, "seqno 5 has epoch 1"),
-        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(6))]}, "the hold 'pipe' stands at seqno 6"),
+        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(6))]}, "the hold 'pipe' is at seqno 6"),
         (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5))]}, None),
         (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5), Seqno(5))]}, None),
         (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5), Seqno(6))]}, "'pipe' has applied up to seqno 6"),
@@ -451,7 +451,7 @@ def test_what_is_unfinished_or_held_is_not_abandoned() -> None:
     disk = SimDisk()
     log = filled(disk)
     hold(PATH, "pipe", Seqno(9), disk=disk, clock=ManualClock())
-    with pytest.raises(RollbackError, match="the hold 'pipe' stands at seqno 9"):
+    with pytest.raises(RollbackError, match="the hold 'pipe' is at seqno 9"):
         log.rollback(gtid(1, 8))
     drop_hold(PATH, "pipe", disk=disk)
     log.append(make_fragment("open", last=False))
@@ -462,7 +462,7 @@ def test_what_is_unfinished_or_held_is_not_abandoned() -> None:
         log.rollback(gtid(1, 8))
     log.commit()
     allocation = log.allocate([make_fragment("a")])
-    with pytest.raises(RollbackError, match="seqno 22 has its place and is not complete"):
+    with pytest.raises(RollbackError, match="seqno 22 is allocated and not complete"):
         log.rollback(gtid(1, 8))
     allocation.complete()
     assert gtids(log) == row(1, 0, 22)

@@ -96,7 +96,7 @@ def test_the_last_seqno_there_is_is_refused_by_an_error_of_ours(left: int) -> No
             lambda: log.transact([make_fragment("late", last=False), make_fragment("late")]),
             lambda: log.allocate([make_fragment("late")]),
         ):
-            with pytest.raises(RecordLimitError, match="the last seqno there is"):
+            with pytest.raises(RecordLimitError, match="the last possible seqno"):
                 call()
         assert len(contents(log)) == kept and log.last_seqno == (1 << 63) - 1
         log.commit()

@@ -386,7 +386,7 @@ def test_a_pipeline_that_a_hard_limit_passed_hears_so(tmp_path: Path, workload: 
     results = run_threads(tasks_for(target.options, path, FOUR, token, until=None))
     errors = [result.error for result in results if result.end is TaskEnd.FAILED]
     assert errors and all(isinstance(error, PurgedError) for error in errors)
-    assert "hard_retention_bytes = 12000 gave up everything to seqno" in str(errors[0])
+    assert "hard_retention_bytes = 12000 removed everything up to seqno" in str(errors[0])
     assert "although p still needed it" in str(errors[0])
 
 

@@ -188,7 +188,7 @@ def test_a_column_of_the_key_is_not_dropped() -> None:
     with pytest.raises(FilterError) as caught:
         through(DropColumns(table="shop.*", columns=("id",)))
     assert (caught.value.table, caught.value.seqno, caught.value.event_id) == ("shop.users", 7, "event 7")
-    assert "column id is of its primary key" in str(caught.value) and "Nothing of this" in str(caught.value)
+    assert "column id is of its primary key" in str(caught.value) and "None of this" in str(caught.value)
 
 
 def test_a_name_that_a_table_lacks() -> None:
@@ -443,7 +443,7 @@ def test_a_function_that_raises_is_named() -> None:
         through(Delay(delay_s=1), EachTransaction(function=fails))
     assert str(caught.value) == (
         "filter 2 (transaction fails) stopped at seqno 7, event id 'event 7': the function raised KeyError: 'nobody'. "
-        "Nothing of this transaction was applied. Mend the filter, then start again"
+        "None of this transaction was applied. Fix the filter, then start again"
     )
     with pytest.raises(FilterError, match="changes_max = 2"):
         through(EachTransaction(function=copy.copy, changes_max=2), changes=(insert(),) * 3)

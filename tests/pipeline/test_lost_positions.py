@@ -171,7 +171,7 @@ ALL = (
     tuple(map(back, ("tranlog_channel", "tranlog_pipeline", "tranlog_shard"))),
 )
 HARMS = [
-    Harm("all tables", ALL[0], r"it has no position of it any more; by the log's hold .* up to seqno {last}\.", ALL[1]),
+    Harm("all tables", ALL[0], r"it has no position of it any more; the log's hold .* up to seqno {last}\.", ALL[1]),
     Harm("table of channels", GONE[0], "no row of its channels 0, 1, 2, of 3", GONE[1]),
     Harm("rows of channels", ROWS[0], "no row of its channels 0, 1, 2, of 3", ROWS[1]),
     Harm("one row", ONE[0], "no row of its channel 1, of 3", ONE[1]),
@@ -258,7 +258,7 @@ def test_a_position_beyond_the_log_is_refused(tmp_path: Path, target: AnyTarget,
     go(options)
     target.query("UPDATE tranlog_channel SET applied_seqno = 99999 WHERE channel = 1")
     before = everything(target)
-    with pytest.raises(TargetAheadError, match=r"channel 1 stands at .*99999.*this log does not reach that far"):
+    with pytest.raises(TargetAheadError, match=r"channel 1 is at .*99999.*this log does not reach that far"):
         go(options)
     assert everything(target) == before
 

@@ -315,7 +315,7 @@ def test_a_full_disk_refuses_whatever_adds_and_changes_nothing(full: MessageStor
     call, kind = REFUSED[name]
     before = seen(full)
     for _ in range(3):
-        with pytest.raises(kind, match=r"/s\b.*(Make room|No space)"):
+        with pytest.raises(kind, match=r"/s\b.*(Free some space|No space)"):
             call(full)
         assert seen(full) == before
     assert drain(full, "a") == [b"1", b"2"] and len(drain(full, "b")) > 5

@@ -234,7 +234,7 @@ def test_a_target_that_is_away(command: str, place: Place, free_port: int) -> No
         'kind = "sqlite"\npath = "target.db"', f'kind = "postgres"\ndsn = "host=127.0.0.1 port={free_port}"'
     )
     (place.path / "tranlog.toml").write_text(text)
-    place.refuses(f"tranlog {command}", 4, f"127.0.0.1:{free_port}", "cannot be used", "Mend that")
+    place.refuses(f"tranlog {command}", 4, f"127.0.0.1:{free_port}", "cannot be used", "Fix that")
 
 
 def test_a_target_whose_position_is_not_in_this_log(place: Place) -> None:

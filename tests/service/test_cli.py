@@ -402,7 +402,7 @@ def test_a_full_disk_refuses_the_transaction_and_loses_nothing(shop: Shop) -> No
     command = ["bash", "-c", f"ulimit -f 800; exec '{PROGRAM}' capture --once"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=shop.path)
     assert done.returncode == 4, done.stderr
-    assert "disk full at" in done.stderr and "Make room and try again" in done.stderr
+    assert "disk full at" in done.stderr and "Free some space and try again" in done.stderr
     assert "Traceback" not in done.stderr
     assert thl.main(["-conf", "tranlog.toml", "verify"]) == 0
     assert "sound = yes" in shop.said()
@@ -636,7 +636,7 @@ def test_reset_asks_and_repeats_the_caveats(shop: Shop, monkeypatch: pytest.Monk
     hold("log", "shop", Seqno(1))
     code, out, err = shop("reset --dry-run")
     assert code == 0 and out.startswith("would remove 3 files")
-    assert "only while its source is idle" in err and "a target that is behind" in err
+    assert "only while its source is idle" in err and "a target that lags" in err
     assert "shop still needs seqno 1 to 2 of this log" in err
     assert shop("reset")[0] == 1, "no answer is no"
     assert (shop.path / "log" / "thl.data.0000000001").exists() and not (shop.path / "log" / MARK_NAME).exists()

@@ -168,7 +168,7 @@ def test_the_ancestors_names_are_other_names_of_ours(tmp_path: Path) -> None:
             'dir = "a"\nretention_s = "6d"\nlogFileRetention = "7d"',
             "log.logFileRetention = 604800.0: retention_s = 518400",
         ),
-        ('dir = "a"\nlogFileRetention = "7 days"', "log.logFileRetention = '7 days': an interval reads"),
+        ('dir = "a"\nlogFileRetention = "7 days"', "log.logFileRetention = '7 days': an interval is written"),
         ('dir = "a"\nlogConnectionTimeout = 600', "log.logConnectionTimeout = 600: a reader holds one file"),
         ('dir = "a"\nresetPeriod = 1', "log.resetPeriod = 1: it is about Java's object streams"),
         ('dir = "a"\nURL = "jdbc:mysql://x"', "log.URL = '(hidden)': positions are kept at the target"),

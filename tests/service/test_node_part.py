@@ -78,6 +78,6 @@ def test_a_group_is_founded_once(
     assert main(["group", "init"]) == 2
     assert "it is of the group" in capsys.readouterr().err
     assert main(["log", "add"]) == 4
-    assert "is that of node a of group shop: only the node may write it" in capsys.readouterr().err
+    assert "belongs to node a of group shop: only the node may write it" in capsys.readouterr().err
     assert main(["group", "who"]) == 4
     assert capsys.readouterr().err != ""

@@ -340,7 +340,7 @@ def test_a_hold_is_waited_for_and_passed_on_demand(told: Told) -> None:
         with pytest.raises(Exception, match="is purged") as raised:
             cursor.seek(Seqno(needed))
     message = str(raised.value)
-    assert f"a trim to {upto} gave up everything to seqno {Gtid.parse(upto).seqno}" in message
+    assert f"a trim to {upto} removed everything up to seqno {Gtid.parse(upto).seqno}" in message
     assert "although shop still needed it" in message
 
 

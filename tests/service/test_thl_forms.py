@@ -246,8 +246,8 @@ def test_what_a_purge_means(low: int | None, high: int | None, plan: object) -> 
     ("low", "high", "last", "why"),
     [
         (20, 40, 59, "must include one or both log end points"),
-        (None, None, 59, "that is all of it"),
-        (0, 59, 59, "that is all of it; `tranlog reset` removes it"),
+        (None, None, 59, "that is the whole log"),
+        (0, 59, 59, "that is the whole log; `tranlog reset` removes it"),
         (70, None, 59, "it holds seqno 0 to 59"),
         (None, None, -1, "it is empty"),
     ],

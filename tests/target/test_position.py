@@ -327,7 +327,7 @@ def test_a_column_that_was_renamed_is_named(target: Target, column: str) -> None
         lambda: target.apply([], advance(claimed.token, 9, 10)),
         lambda: target.positions.claim(pipeline="p", channel=0, driver_token=1),
     ):
-        with pytest.raises(TargetPositionError, match=rf"changed: .*{column}.*then start again: it goes on from"):
+        with pytest.raises(TargetPositionError, match=rf"changed: .*{column}.*then start again: it continues from"):
             broken()
     session_of(target).run(f"ALTER TABLE tranlog_channel RENAME COLUMN other TO {column}")
     again = target.positions.claim(pipeline="p", channel=0, driver_token=1)

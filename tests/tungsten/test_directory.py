@@ -378,7 +378,7 @@ def test_a_full_disk_takes_back_what_was_not_committed() -> None:
     log.commit()
     disk.room = 100
     log.append(make_event(1, text="x" * 1000))
-    with pytest.raises(DiskFullError, match="nothing of it is kept"):
+    with pytest.raises(DiskFullError, match="none of it is kept"):
         log.commit()
     assert (log.last_seqno, log.next_place) == (0, EventPlace(1))
     disk.room = None

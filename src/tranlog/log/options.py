@@ -1,4 +1,4 @@
-"""How a log is written, and where it stands: the values that its opener gives and its `status` returns.
+"""How a log is written, and its state: the values that its opener gives and its `status` returns.
 
 Owns no behaviour but the check of the options, and how far ahead a file is written.
 
@@ -18,7 +18,7 @@ from tranlog.log.records.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
 _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400
 _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
-"""What a segment keeps free after its largest transaction: its rotate and sync records, and a margin."""
+"""The bytes that a segment keeps free after its largest transaction: its rotate and sync records, and a margin."""
 
 AHEAD_BYTES_MAX = 1 << 26
 
@@ -38,41 +38,41 @@ class LogOptions:
     """How a log is written. Readers need none of it."""
 
     segment_bytes: int = 100_000_000
-    """Bytes after which a segment is closed; the last transaction may pass them. Short ones open fast."""
+    """Bytes after which a segment is closed; the last transaction may exceed them. Short segments open fast."""
     checksum: bool = True
-    """CRC-32 over every record, held against it at each read, and at an open from the stored index's end on."""
+    """CRC-32 over every record, checked at each read, and at an open from the end of the stored index on."""
     retention_s: float | None = field(default=None, metadata={"example": "7d"})
-    """Seconds that a closed segment is kept; None keeps all. Holds keep more. Below a day a segment is closed after an
-    hour, else after a day, so that few are kept much longer."""
+    """Seconds that a closed segment is kept; None keeps all. Holds keep more. If it is below a day, a segment is closed
+    after an hour, else after a day, so that few are kept much longer."""
     retention_bytes: int | None = field(default=None, metadata={"example": "20GB"})
-    """Bytes of all segments together above which the oldest go; None: no bound. Holds keep more."""
+    """Bytes of all segments together above which the oldest are removed; None: no limit. Holds keep more."""
     hard_retention_s: float | None = field(default=None, metadata={"example": "30d"})
-    """Seconds after which a closed segment goes although a hold needs it; whoever comes back for it is told."""
+    """Seconds after which a closed segment is removed even if a hold needs it; its reader gets an error."""
     hard_retention_bytes: int | None = field(default=None, metadata={"example": "50GB"})
-    """Bytes above which the oldest go although a hold needs them: one dead follower cannot fill the disk."""
+    """Bytes above which the oldest are removed even if a hold needs them: one dead follower cannot fill the disk."""
     flush_interval_s: float = 0.0
-    """Seconds between two flushes that nobody asked for: what is appended and complete is then as if committed, by
-    `sync_on_flush` with a sync. 0: nothing is shown before its commit."""
+    """Seconds between automatic flushes: complete transactions that were appended are then committed, with a sync if
+    `sync_on_flush` is set. 0: nothing is visible before its commit."""
     sync_on_flush: bool = True
-    """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
+    """Whether those flushes sync. `commit` is not affected: it returns when what it covers is durable."""
     buffer_bytes: int = 120 * 1024
-    """Bytes that may be appended before they are written; a commit writes them earlier. Below what malloc fetches from
-    the system and gives back each time, which costs more than the write."""
+    """Bytes that may be appended before they are written; a commit writes them earlier. Kept below the size that malloc
+    maps and unmaps each time, which costs more than the write."""
     ahead_bytes: int = 256 * 1024
-    """Zeros written past the records, in the same write as a small commit, so that the syncs after it find the
-    file long enough: a sync that does not change its length has less to write. 0 for none."""
+    """Zeros written after the records, in the same write as a small commit, so that later syncs do not extend the file:
+    a sync that does not change its length has less to write. 0 for none."""
     index_flush_bytes: int = 4 << 20
-    """Bytes after the stored index at which a commit has it stored anew, by a thread of its own."""
+    """Bytes after the stored index at which a commit stores it again, in a thread of its own."""
     index_flush_s: float | None = 10.0
-    """Seconds after which a commit does so, whatever has come; None: only for so many bytes."""
+    """Seconds after which a commit does so, however little was appended; None: only after that many bytes."""
     spill_above: int = 1 << 30
-    """Bytes of one transaction's records above which it spills, whoever appends it: a segment has to hold it."""
+    """Bytes of one transaction's records above which it spills, however it is appended: a segment has to hold it."""
     spill_buffer_bytes: int = 8 * 1024 * 1024
     """Bytes that an open transaction (`Log.begin`) keeps in memory before it spills."""
     spill_chunk_bytes: int = 1024 * 1024
-    """Bytes of fragments that one chunk takes; a larger fragment is a chunk of its own. A reader holds one."""
+    """Bytes of fragments in one chunk; a larger fragment is a chunk of its own. A reader holds one chunk."""
     spill_segment_bytes: int = 256 * 1024 * 1024
-    """Bytes after which another spill segment is begun. Spill is removed in whole segments."""
+    """Bytes after which the next spill segment starts. Spill is removed in whole segments."""
     spill_compress: bool = False
     """Whether chunks are compressed (zlib, level 1)."""
 
@@ -99,7 +99,7 @@ class LogOptions:
                 option="sync_on_flush",
                 value=False,
                 why="without flush_interval_s the only flush is a commit, and that acknowledges nothing which is not "
-                "durable; leave it out, or set flush_interval_s, or have the program say commit(sync=False)",
+                "durable; leave it out, or set flush_interval_s, or call commit(sync=False) in the program",
             )
         for soft, hard in (("retention_s", "hard_retention_s"), ("retention_bytes", "hard_retention_bytes")):
             bound, last = getattr(self, soft), getattr(self, hard)
@@ -116,7 +116,7 @@ _BOUNDS = (
     ("buffer_bytes", 1, math.inf, "the buffer holds at least one byte"),
     ("ahead_bytes", 0, AHEAD_BYTES_MAX, f"0 to {AHEAD_BYTES_MAX} bytes of zeros are possible"),
     ("index_flush_bytes", 1, math.inf, "a flush covers something"),
-    ("index_flush_s", 0, math.inf, "it is negative; leave it out to go by bytes"),
+    ("index_flush_s", 0, math.inf, "it is negative; leave it out to count bytes only"),
     ("flush_interval_s", 0, _FLUSH_INTERVAL_S_MAX, f"it is 0 to {_FLUSH_INTERVAL_S_MAX} seconds"),
     ("retention_s hard_retention_s", 0, math.inf, f"it is negative; {_KEEP_ALL}"),
     ("retention_s hard_retention_s", 0, _RETENTION_S_MAX, "it is more than 10,000 years"),
@@ -131,8 +131,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "float | None": ((int, float, NoneType), "a number of seconds, or left out"),
     "bool": ((bool,), "true or false"),
 }
-"""What an option of each annotation may be: whoever writes Python without a type checker hears of it before a file is
-created."""
+"""What an option of each annotation may be: Python without a type checker gets this error before a file is created."""
 
 
 @dataclass(slots=True)
@@ -140,16 +139,16 @@ class ReadCounts:
     """From where readers got their bytes, since the log was opened."""
 
     just_written: int = 0
-    """Reads served by the piece that was written last."""
+    """Reads served from the bytes that were written last."""
     recent: int = 0
-    """Reads served by a piece before it that is still in memory."""
+    """Reads served from bytes before them that are still in memory."""
     file: int = 0
     """Reads that went to the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStatus:
-    """Where a log stands, for `status`."""
+    """The state of a log, for `status`."""
 
     path: str
     epoch: Epoch

@@ -48,7 +48,7 @@ def read_interval_ms(value: object) -> int:
     try:
         return _number(value)
     except ValueError as exc:
-        raise ValueError("an interval reads 7d, 12h, 30m or 45s, or is a number of milliseconds") from exc
+        raise ValueError("an interval is written 7d, 12h, 30m or 45s, or as a number of milliseconds") from exc
 
 
 def _number(value: object) -> int:
@@ -111,7 +111,7 @@ PROPERTIES: Final = (
     Property(name="fsyncOnFlush", ours="sync_on_flush", read=_flag),
     Property(
         name="logConnectionTimeout",
-        refused="a reader holds one file while its cursor is open, and none is dropped for being idle; leave it out, "
+        refused="a reader holds one file while its cursor is open, and never drops it for being idle; leave it out, "
         "and close cursors",
     ),
     Property(name="logDir", ours="dir", read=_text),
@@ -165,7 +165,7 @@ def _read(name: str, raw: object, read: Callable[[object], T]) -> T:
 
 def _agree(found: dict[str, tuple[str, object]], ours: str, name: str, value: object) -> None:
     if ours in found and found[ours][1] != value:
-        raise ConfigError(option=name, value=value, why=f"{found[ours][0]} says otherwise; give one of them")
+        raise ConfigError(option=name, value=value, why=f"{found[ours][0]} differs; give one of them")
     found[ours] = (name, value)
 
 
@@ -196,4 +196,4 @@ def log_options(**given: object) -> LogOptions:
 
 def differs(ours: str, value: object) -> str:
     """Return why an ancestor's name cannot stand beside ours."""
-    return f"{ours} = {value!r} stands beside it and says otherwise; give one of them"
+    return f"{ours} = {value!r} is given too and differs; give one of them"

@@ -101,7 +101,7 @@ def test_with_the_marker_nobody_opens_the_log() -> None:
     disk = source_disk()
     with LogReader.open(PATH, disk=disk) as reader:
         disk.open(f"{PATH}/{RESTORING_NAME}", write=True, create=True).pwrite(b"[]", 0)
-        with pytest.raises(LogUnreadableError, match="is just putting another log in its place"):
+        with pytest.raises(LogUnreadableError, match="is replacing the log"):
             LogReader.open(PATH, disk=disk)
         with pytest.raises(LogUnreadableError):
             follow(disk)

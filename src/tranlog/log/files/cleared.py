@@ -22,7 +22,7 @@ _NUMBER_MAX: Final = (1 << 63) - 1
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cleared log leaves: the last GTID that it had handed out, the source's position there, and its history.
+    """What a cleared log leaves: the last GTID that it had assigned, the source's position there, and its history.
 
     `history` is in hex; empty where no segment told it any more.
     """
@@ -35,7 +35,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gtid(self) -> Gtid:
-        """The last GTID that was handed out."""
+        """The last GTID that was assigned."""
         return Gtid(Epoch(self.epoch), Seqno(self.seqno))
 
 
@@ -61,7 +61,7 @@ def read_mark(path: str, *, disk: Disk) -> Mark | None:
     try:
         return msgspec.json.decode(file.pread(file.size(), 0), type=Mark)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
-        why = f"the mark of the last clearing is damaged ({exc}); it says which GTIDs were handed out"
+        why = f"the mark of the last clearing is damaged ({exc}); it says which GTIDs were assigned"
         raise LogUnreadableError(path=name, why=why) from exc
     finally:
         file.close()

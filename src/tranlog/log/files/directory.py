@@ -30,7 +30,7 @@ from tranlog.log.files.segment import WINDOW_BYTES
 LOCK_NAME = "disklog.lck"
 CUT_DIR = "cut"
 RESTORING_NAME = "restoring"
-"""While this file is there, one log is being put in the place of another, and nobody opens either."""
+"""While this file is there, one log is being put in place of another, and nobody opens either."""
 
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says when there is no room."""
@@ -169,7 +169,7 @@ def list_names(directory: str, disk: Disk) -> list[str]:
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
     if RESTORING_NAME in names:
-        raise LogUnreadableError(path=directory, why="its node is just putting another log in its place; wait")
+        raise LogUnreadableError(path=directory, why="its node is replacing the log; wait")
     return names
 
 

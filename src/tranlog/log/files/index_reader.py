@@ -38,7 +38,7 @@ class IndexReader:
         except (OSError, IndexDamagedError) as exc:
             if not self._told:
                 self._told = True
-                logger.warning("The stored index is left aside; seeking takes longer. path=%s why=%s", self._path, exc)
+                logger.warning("The stored index is ignored; seeking takes longer. path=%s why=%s", self._path, exc)
             return None
 
     def _read(self) -> tuple[SeqnoIndex, BuiltFrom] | None:

@@ -1,6 +1,6 @@
 """The stored index: a small table in one file, to which every flush appends its change.
 
-Owns the file `index.table`, its frames and when it is written anew; what the keys and values mean is `index`'s. The
+Owns the file `index.table`, its frames and when it is rewritten; what the keys and values mean is `index`'s. The
 hard idea: the table is never needed. A frame counts only when all of it is there and its checksum holds, and nothing
 after a frame that does not; so whatever a crash leaves is an older index, which the log continues, or none, which
 costs a look at every segment. Nothing is ever synced for it.
@@ -40,7 +40,7 @@ _KEY = struct.Struct(">q")
 _VALUE = struct.Struct(">qI")
 
 _SPARE_BYTES = 256 * 1024
-"""Bytes that later frames may take, beside as many again as the table held, before it is written anew."""
+"""Bytes that later frames may take, beside as many again as the table held, before it is rewritten."""
 
 
 def encode_frame(puts: Mapping[int, bytes], deletes: tuple[int, ...]) -> bytes:
@@ -113,12 +113,12 @@ def read_index(path: str, disk: Disk) -> tuple[SeqnoIndex, BuiltFrom] | None:
     except FileNotFoundError:
         return None
     except (OSError, IndexDamagedError) as exc:
-        logger.warning("The stored index is left aside. path=%s why=%s", path, exc)
+        logger.warning("The stored index is ignored. path=%s why=%s", path, exc)
         return None
 
 
 class IndexTable:
-    """The table, as its one writer sees it. The first `store` writes it anew, whatever was there.
+    """The table, as its one writer sees it. The first `store` rewrites it, whatever was there.
 
     Threads: one at a time.
     """
@@ -127,11 +127,11 @@ class IndexTable:
         self._path = path
         self._disk = disk
         self._file: DiskFile | None = None
-        self._whole = 0  # its size when it was written anew
+        self._whole = 0  # its size when it was rewritten
         self._end = 0
 
     def store(self, plan: FlushPlan, image: Callable[[], Mapping[int, bytes]]) -> None:
-        """Store a plan, all of it or nothing; `image` is asked for everything when the table is written anew.
+        """Store a plan, all of it or nothing; `image` is asked for everything when the table is rewritten.
 
         Raises OSError; what is stored is then what it was, or nothing.
         """

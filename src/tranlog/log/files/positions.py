@@ -67,7 +67,7 @@ HOLDER_MAX: Final = 360
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer published last; the fields are in the order of `POSITIONS`.
 
-    `mark` is the number of the last rollback mark that readers heed, 0 for none. `first_seqno` is the first that the
+    `mark` is the number of the last rollback mark that readers honour, 0 for none. `first_seqno` is the first that the
     log holds or will hold. `visible_lsn` is where the transaction
     `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own, `history` that of the log's
     history.
@@ -192,7 +192,7 @@ class PositionsReader:
         return positions if self.history in (None, positions.history) else None
 
     def look_again(self) -> None:
-        """Open the file anew at the next read if it was removed or replaced."""
+        """Reopen the file at the next read if it was removed or replaced."""
         if self._file is not None and not self._file.linked():
             self.close()
 
@@ -221,7 +221,7 @@ class PositionsFile:
         self._file.pwrite(encode_positions(positions), 0)
 
     def restore(self) -> bool:
-        """Create the file anew if somebody removed it; whether that was so. Raises OSError."""
+        """Create the file again if somebody removed it; whether that was so. Raises OSError."""
         if self._file.linked():
             return False
         self._file.close()

@@ -409,7 +409,7 @@ def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentSc
 def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:
     """Return where a survey may begin, since a stored index only covers what was durable; None for near the start.
 
-    What is not walked is held against its checksums when it is read, as in the segments before it.
+    What is not walked is checked against its checksums when it is read, as in the segments before it.
     """
     last = index.prefix_range.last
     place = index.exact(last)

@@ -101,7 +101,7 @@ class SegmentReader:
         self.file.close()
 
     def read(self, offset: int, *, verify: bool) -> Outcome:
-        """Return what stands at `offset`; with `verify` an event's checksum is held against all its bytes.
+        """Return what stands at `offset`; with `verify` an event's checksum is checked against all its bytes.
 
         Shape: Partial only where the file ends before the record does. Memory: one window, whatever the record.
         """
@@ -255,7 +255,7 @@ def doubt_of_last(file: DiskFile, place: Lsn, seqno: Seqno, epoch: Epoch) -> str
         header = reader.read(lsn_offset(place), verify=True)
     if isinstance(header, RecordHeader) and (header.seqno, header.fragno, header.epoch) == (seqno, 0, epoch):
         return None
-    return f"seqno {seqno} of epoch {epoch} does not stand at {lsn_text(place)}"
+    return f"seqno {seqno} of epoch {epoch} is not at {lsn_text(place)}"
 
 
 def glance_at(file: DiskFile, number: int) -> SegmentGlance:

@@ -225,7 +225,7 @@ class Segments:
         self.marks: tuple[RollbackMark, ...] = ()
         """The rollback marks of this log that were ever heard of here; for readers: replaced, never changed."""
         self.mark_limit: int | None = None
-        """A mark with a higher number is not to be heeded yet: its writer has not published it. None: heed all."""
+        """A mark with a higher number is not to be applied yet: its writer has not published it. None: apply all."""
         self.end_early = False
         """Whether files end for this reader before what the writer's index covers: at a node, at the commit point."""
         self.recent: RecentPieces | None = None
@@ -454,7 +454,7 @@ class Segments:
             index, built_from = found
             why = self._doubt(index, built_from)
             if why is not None:
-                logger.warning("The stored index is left aside. path=%s why=%s", self.directory, why)
+                logger.warning("The stored index is ignored. path=%s why=%s", self.directory, why)
                 return False
             buckets = index.mappings.buckets
             with self._lock:

@@ -95,7 +95,7 @@ class SpillReader:
                 return header
             found.append(place)
             if seq and not reference.first <= header.previous < place:
-                return _fault(place, f"a chunk whose predecessor would stand at {header.previous}")
+                return _fault(place, f"a chunk whose predecessor would be at {header.previous}")
             place = header.previous
         if found[-1] != reference.first:
             return _fault(Lsn(found[-1]), "the first chunk is not where the reference says")
@@ -338,7 +338,7 @@ def who_refers(
                 if not isinstance(outcome, RecordHeader | SyncRecord | RollbackMark):
                     if ends is None and number == listed[-1]:
                         break  # being written
-                    raise reader.corrupt(offset, None, "something else stands where a record belongs")
+                    raise reader.corrupt(offset, None, "something else is where a record belongs")
                 if isinstance(outcome, RecordHeader) and outcome.spilled:
                     reference = parse_reference(reader.payload(outcome))
                     if reference is None:

@@ -61,5 +61,5 @@ def _walk(
             case RotateRecord():
                 return
             case _:
-                raise reader.corrupt(offset, mark.last_seqno, "something else stands where a record belongs")
+                raise reader.corrupt(offset, mark.last_seqno, "something else is where a record belongs")
         offset += outcome.record_length

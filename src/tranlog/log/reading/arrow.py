@@ -335,7 +335,7 @@ class _Gather:
         raise NotImplementedError
 
     def batch(self) -> RecordBatch:
-        """Return what was gathered as a batch, and start anew. Raises PayloadError."""
+        """Return what was gathered as a batch, and start again. Raises PayloadError."""
         self.raw = self.pa.py_buffer(b"".join(self.stretches))
         self.flat = self.cut(self.fields)
         batch = self.pa.RecordBatch.from_arrays(list(self.arrays()), schema=self.schema)

@@ -67,7 +67,7 @@ class StoredTransaction:
     """One transaction as the log holds it: its verdict header at once, its content when asked.
 
     `header` is the last fragment's: shard, tables and event id speak for the whole. Content is read, and its
-    checksum verified, anew at each call, fragment by fragment: memory is one fragment, whatever the transaction.
+    checksum verified, again at each call, fragment by fragment: memory is one fragment, whatever the transaction.
     Threads: like the cursor that gave it.
     """
 
@@ -306,7 +306,7 @@ class Cursor(Closing):
         self._walk = LogWalk(view, committed_only=committed_only)
         self._next: Seqno = view.segments.first_seqno()
         self._begun = self._next  # where it was placed; what lies between this and _next was returned since
-        self._marks = view.segments.marks  # the rollbacks that were heeded
+        self._marks = view.segments.marks  # the rollbacks that were applied
         self._told: tuple[RollbackMark, ...] | None = None  # those of which the last AbandonedError spoke
         self._limit = NO_SEQNO
         self._hashed: tuple[Seqno, int] | None = None  # a transaction that was returned, and the running hash up to it
@@ -412,9 +412,9 @@ class Cursor(Closing):
         self._walk.leave()
 
     def _overtaken(self) -> bool:
-        """Whether a rollback came since the last one heeded: what was just read may be abandoned, and does not count.
+        """Whether a rollback came since the last one applied: what was just read may be abandoned, and does not count.
 
-        `next_header` heeds it.
+        `next_header` applies it.
         """
         self._view.heed()
         return self._view.segments.marks is not self._marks

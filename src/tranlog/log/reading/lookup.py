@@ -56,7 +56,7 @@ def parse_time(text: str) -> int:
             moment = moment.replace(tzinfo=UTC)
         since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     except (ValueError, OverflowError) as exc:
-        raise ValueError(f"not a time: {text!r}; it reads 2011-07-01 15:15:17.5 (UTC), or is ms since 1970") from exc
+        raise ValueError(f"not a time: {text!r}; write 2011-07-01 15:15:17.5 (UTC), or ms since 1970") from exc
     micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     return -(-micros // 1000)
 

@@ -42,7 +42,7 @@ class ReadableTransaction(Protocol):
         """Yield each fragment's header and payload."""
 
     def changes(self) -> Iterator[Change]:
-        """Yield the changes of all fragments, anew at each call."""
+        """Yield the changes of all fragments, again at each call."""
 
     def payload(self) -> Payload:
         """Return the whole content at once; for small transactions."""

@@ -166,7 +166,7 @@ class LogReader(Closing):
             return self._range
 
     def _limit_marks(self, positions: Positions | None) -> None:
-        """Heed no rollback that its writer has not published: readers go by what is visible."""
+        """Ignore every rollback that its writer has not published: readers go by what is visible."""
         self._segments.mark_limit = None if positions is None else positions.mark
 
     def _look(self) -> None:
@@ -201,7 +201,7 @@ class LogReader(Closing):
         if not empty:
             after = self._segments.prev_seqno(number)
             if after is not None and after >= positions.visible_seqno:
-                why = f"seqno {positions.visible_seqno} stands in it, by a rollback mark that cannot be read"
+                why = f"seqno {positions.visible_seqno} is in it, after a rollback mark that cannot be read"
                 raise CorruptRecordError(segment=segment_name(number), offset=HEADER.size, seqno=after, why=why)
             if first < positions.first_seqno:
                 self._segments.refresh()
@@ -283,7 +283,7 @@ class LogReader(Closing):
         else:
             header = reader.read(behind.offset, verify=True)
             if not isinstance(header, RecordHeader):
-                raise reader.corrupt(behind.offset, behind.seqno, "the record that stood here is gone")
+                raise reader.corrupt(behind.offset, behind.seqno, "the record that was here is gone")
             self._tail = SegmentScanner(reader, prev_seqno, before=header, offset=behind.offset)
         self._tail.advance()
         if behind is not None:

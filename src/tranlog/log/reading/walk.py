@@ -40,7 +40,7 @@ class CursorLog(Protocol):
 
     @property
     def checksum(self) -> bool:
-        """Whether payloads are held against their checksums."""
+        """Whether payloads are checked against their checksums."""
 
     def limit(self, *, committed_only: bool) -> Seqno:
         """Return the newest seqno that may be read now."""
@@ -64,7 +64,7 @@ def fault_of(outcome: object) -> str:
         case RotateRecord():
             return "a rotate record inside a transaction"
         case _:
-            return "something else stands where a record belongs"
+            return "something else is where a record belongs"
 
 
 class LogWalk:

@@ -333,9 +333,9 @@ def _event_head(
     if record_length > RECORD_BYTES_MAX:
         raise RecordLimitError(event_id=event_id, why=f"a fragment of {data_length} bytes")
     if seqno > SEQNO_MAX:
-        raise RecordLimitError(event_id=event_id, why=f"the log has reached {SEQNO_MAX}, the last seqno there is")
+        raise RecordLimitError(event_id=event_id, why=f"the log has reached {SEQNO_MAX}, the last possible seqno")
     if not 0 <= tstamp <= SEQNO_MAX:
-        raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or absurd")
+        raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or implausible")
     out.truncate(0)
     _write_u32(out, record_length)
     out.append(cast(u8, kind))

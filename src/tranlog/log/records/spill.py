@@ -256,7 +256,7 @@ def encode_reference(one: Reference) -> bytes:
 
 
 def with_reference(record: bytes, one: Reference) -> bytes:
-    """Return a whole referring record with another reference in it, its checksum made anew."""
+    """Return a whole referring record with another reference in it, its checksum recomputed."""
     body = record[: -TRAILER.size - REFERENCE.size] + encode_reference(one) + record[-TRAILER.size : -CRC.size]
     return body + CRC.pack(crc32(body) if body[-1] == CRC_32 else 0)
 

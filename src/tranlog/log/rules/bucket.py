@@ -187,7 +187,7 @@ def unseal(raw: bytes, what: str) -> bytes:
     """Return a stored value without its checksum. Raises IndexDamagedError for one that does not hold."""
     body = raw[: -_CRC.size]
     if len(raw) < _CRC.size + 1 or _CRC.unpack(raw[-_CRC.size :])[0] != crc32(body):
-        raise IndexDamagedError(why=f"the checksum of {what} does not hold")
+        raise IndexDamagedError(why=f"the checksum of {what} does not match")
     if body[0] != VALUE_VERSION:
         raise IndexDamagedError(why=f"{what} has version {body[0]}, this release knows {VALUE_VERSION}")
     return body

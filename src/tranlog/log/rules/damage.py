@@ -1,7 +1,7 @@
 """What a look at every record of a log found: its faults, and what was good between them. Values, no behaviour.
 
 Owns the words for kinds of damage and the facts that a repair decides by; `verify` finds them, `repair` decides, and
-what a fault is, `recovery` says. The hard idea: a fault alone does not say what it cost. That is told by what
+what a fault is, `recovery` says. The hard idea: a fault alone does not say what it cost. That follows from what
 stands on both sides of it: a bad record between seqno 7 and seqno 8 has cost nothing.
 
 Source: docs/format.md.

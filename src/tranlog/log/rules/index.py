@@ -69,7 +69,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFrom:
-    """The end of the log that a stored index describes: held against the log before the index is believed."""
+    """The end of the log that a stored index describes: checked against the log before the index is trusted."""
 
     epoch: Epoch
     """The epoch of the transaction that `IndexRange.last` names."""
@@ -102,7 +102,7 @@ class IndexView:
         return FlushPlan(puts=_image(changed, self.range), deletes=self.deletes)
 
     def image(self) -> dict[int, bytes]:
-        """Return everything that a stored index holds, for one that is written anew."""
+        """Return everything that a stored index holds, for one that is rewritten."""
         return _image(self.buckets, self.range)
 
 

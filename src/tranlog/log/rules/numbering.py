@@ -1,7 +1,7 @@
 """Who numbers the transactions of a log: the log itself, or whoever has them from another one.
 
 Owns in which epoch an opened log goes on. The hard idea: equal GTIDs mean
-equal history, so a log that takes over transactions gives out no number and begins no epoch.
+equal history, so a log that takes over transactions assigns no number and begins no epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Numbering(Enum):
     """Where the seqno and epoch of the next transaction come from."""
 
     OWN = "own"
-    """The log gives out the next seqno, in an epoch that its opening begins: a primary."""
+    """The log assigns the next seqno, in an epoch that its opening begins: a primary."""
     GIVEN = "given"
     """They come with each transaction: a copy, a replica."""
     NONE = "none"

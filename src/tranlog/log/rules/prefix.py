@@ -1,7 +1,7 @@
 """The unbroken prefix: which of the transactions that were given a place may be seen.
 
 Owns the row of extents between what is visible and the end of what was allocated, and the decision how far the
-visible end may move; writing the bytes is `log`'s. The hard idea: places are given out in order and filled in any
+visible end may move; writing the bytes is `log`'s. The hard idea: places are assigned in order and filled in any
 order, so the end that readers see moves only when the oldest extent is finished, and then over all that wait after it.
 
 Source: tokumx-replication ("the oldest unfinished").

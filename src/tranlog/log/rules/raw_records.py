@@ -103,7 +103,7 @@ def _contradiction(
 ) -> str | None:
     """Return why a record does not follow; None if it does."""
     if (header.seqno, header.fragno) != (seqno, fragno):
-        return f"seqno {header.seqno} fragment {header.fragno} in the place of fragment {fragno}"
+        return f"seqno {header.seqno} fragment {header.fragno} in place of fragment {fragno}"
     if header.epoch < epoch or (fragno and header.epoch != epoch):
         return f"epoch {header.epoch} after epoch {epoch}"
     if header.spilled and reference is None:

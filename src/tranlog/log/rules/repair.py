@@ -41,7 +41,7 @@ class Keep(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """Put `raw` in the place of `size` bytes at `offset`; nothing is lost. `ends`: the file ends after it."""
+    """Put `raw` in place of `size` bytes at `offset`; nothing is lost. `ends`: the file ends after it."""
 
     segment: int
     offset: int
@@ -105,7 +105,7 @@ class Lost:
 class RepairPlan:
     """What a repair does, in this order, and what it costs.
 
-    Before the first step the stored index is removed and `epoch` is written down as given out. `first_seqno` and
+    Before the first step the stored index is removed and `epoch` is written down as assigned. `first_seqno` and
     `last_seqno` are what the log holds afterwards; last < first: nothing. `ahead`: holds that stand at what is lost.
     """
 
@@ -190,8 +190,8 @@ def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[
             if one.mark_lost or (one.hidden and findings.marks):
                 name = segment_name(segments[one.row].number)
                 return CannotRepair(
-                    why=f"at {name} a rollback mark may be damaged or missing, and without it what that abandoned "
-                    "would come back; restore that segment, or keep what lies after the damage (--keep back)"
+                    why=f"at {name} a rollback mark may be damaged or missing, and without it what it abandoned would "
+                    "come back; restore that segment, or keep what lies after the damage (--keep back)"
                 )
         first = min(breaks, key=lambda one: (one.row, -1 if one.offset is None else one.offset))
         return _keep_front(findings, first, rewrites, known)

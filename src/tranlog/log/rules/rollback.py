@@ -23,7 +23,7 @@ FOLLOWERS: Final = ("node.", "restore.")
 
 
 class Needed(NamedTuple):
-    """A hold, as a rollback has to heed it: see `positions.Hold`. `running`: its pipeline runs."""
+    """A hold, as a rollback has to honour it: see `positions.Hold`. `running`: its pipeline runs."""
 
     name: str
     restart_seqno: Seqno | None
@@ -114,7 +114,7 @@ def refusal(
         if running:
             return f"the pipeline {name!r} runs; stop it first"
         if needed is None:
-            return f"the hold {name!r} is damaged, so nobody knows how far it has come"
+            return f"the hold {name!r} is damaged, so it is unknown how far it has come"
         if applied is not None and min(applied, durable) > seqno:
             if applied <= durable:
                 return f"the pipeline {name!r} has applied up to seqno {applied}"
@@ -123,5 +123,5 @@ def refusal(
                 f"{durable}; run it once more and stop it"
             )
         if needed > seqno:
-            return f"the hold {name!r} stands at seqno {needed}, which would be abandoned"
+            return f"the hold {name!r} is at seqno {needed}, which would be abandoned"
     return None

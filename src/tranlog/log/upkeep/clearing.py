@@ -33,10 +33,10 @@ from tranlog.log.rules.recovery import judge
 CAVEATS: Final = (
     "Clear a log only while its source is idle. What was committed there and is not in the log yet may otherwise be "
     "captured twice, or be missed.",
-    "Whoever has not read it yet loses what is cleared: a target that is behind cannot catch up from the new log, and "
-    "a copy of the log that is promoted later lacks what others still need, backups that were restored among them.",
+    "A reader that has not read it yet loses what is cleared: a target that lags cannot catch up from the new log, and "
+    "a copy of the log that is promoted later lacks what others still need, including restored backups.",
 )
-"""What the document warns of, in two sentences for the operator."""
+"""The warnings of the document, in two sentences for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def clear_log(
 ) -> Clearing:
     """Remove all records of the log at `path`, leaving the mark; with `dry_run` only say what would go.
 
-    `after` names the last GTID handed out where the log is too damaged to tell. Without `keep_position` the source
+    `after` names the last GTID assigned where the log is too damaged to tell. Without `keep_position` the source
     starts where its options say, not where the log ended.
 
     Raises LogLockedError while a writer holds it, LogMissingError, CorruptRecordError (then give `after`).

@@ -1,7 +1,7 @@
 """Where two logs first disagree, and what each alone has.
 
 Owns the comparison of two logs, transaction by transaction, and the search for the first difference. The hard idea:
-a GTID is never given out twice, so where two logs hold the same one they hold the same history up to it; the first
+a GTID is never assigned twice, so where two logs hold the same one they hold the same history up to it; the first
 difference is then found by halving, with a look at some twenty transactions of a log of any size. That presumes what
 it cannot prove, that neither log was changed by a hand; `full` presumes nothing and reads everything.
 

@@ -77,8 +77,8 @@ def check_hashes(
                     begun = base if since == first[0] and not first[1] else None
                 found = after(base, added, count)
                 if found != told:
-                    why = f"the running hash up to seqno {seqno - 1} is {unsigned(found):016x} by the records before "
-                    faults.append(HashFault(offset, outcome.seqno, f"{why}and {outcome.h:016x} by this sync record"))
+                    why = f"the running hash up to seqno {seqno - 1} is {unsigned(found):016x} for the records before "
+                    faults.append(HashFault(offset, outcome.seqno, f"{why}and {outcome.h:016x} in this sync record"))
                     base, since, added = told, seqno, 0
         elif isinstance(outcome, RollbackMark):
             base = None

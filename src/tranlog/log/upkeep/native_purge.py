@@ -51,7 +51,7 @@ def plan_purge(low: int | None, high: int | None, *, first: int, last: int) -> P
     from_front = low is None or low <= first
     to_end = high is None or high >= last
     if from_front and to_end:
-        return PurgeRefused(why="that is all of it; `tranlog reset` removes it and keeps its GTIDs from coming again")
+        return PurgeRefused(why="that is the whole log; `tranlog reset` removes it and prevents reuse of its GTIDs")
     if (low is not None and low > last) or (high is not None and high < first):
         return PurgeRefused(why=f"it holds seqno {first} to {last}")
     if from_front:

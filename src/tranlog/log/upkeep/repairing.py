@@ -2,7 +2,7 @@
 
 Owns the order on the disk; what to do is `repair`'s decision. The hard idea: a repair can be cut off at any call
 and is then simply run again. So what goes is copied and synced before it goes; what will be lost is written down
-before anything is; the epoch that was given out last is, too, so that no GTID is handed out twice; and the newest
+before anything is; the epoch that was assigned last is, too, so that no GTID is assigned twice; and the newest
 segments go first (or, from the front, the oldest), so that no step leaves a hole that was not there.
 
 Source: docs/format.md, "cut/".
@@ -184,7 +184,7 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
                     kept.append(keep_bytes(path, disk, file, name, 0, size))
                     disk.unlink(join(path, name))
                     disk.sync_dir(path)
-                    logger.info("Taken away. segment=%s bytes=%d", name, size)
+                    logger.info("Removed. segment=%s bytes=%d", name, size)
     return kept
 
 

@@ -623,7 +623,7 @@ def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader
     """Return the first event after `offset` that proves itself by its checksum and does not come before `last`.
 
     Seqnos are dense: so many bytes hold so many transactions and no more. What claims another seqno is passed over
-    before its length is believed.
+    before its length is trusted.
     """
     # record_type 01 or 05, a header_length below 2 MiB, and a seqno whose high half is that of its neighbours
     high = re.escape((max(last, 0) >> 32).to_bytes(4, "big"))
@@ -646,7 +646,7 @@ def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader
 
 
 class _StoredIndex:
-    """The stored index, held against what the walk sees."""
+    """The stored index, checked against what the walk sees."""
 
     def __init__(self, directory: str, disk: Disk) -> None:
         self.problems: list[Problem] = []
@@ -661,10 +661,10 @@ class _StoredIndex:
             return
         end = good_bytes(raw)
         if end < len(raw):
-            self._note = f"{len(raw) - end} bytes from offset {end} on are no whole flush and are left aside"
+            self._note = f"{len(raw) - end} bytes from offset {end} on are not a whole flush and are ignored"
         stored = read_index(path, disk)
         if stored is None:
-            self._note = self._note or "it does not hold together and is left aside"
+            self._note = self._note or "it is inconsistent and is ignored"
         else:
             self._index = stored[0]
 
@@ -680,9 +680,7 @@ class _StoredIndex:
             for seqno, offset in (*mapped, (bucket.last, bucket.last_offset)):
                 if offset and first <= seqno < first + len(starts) and starts[seqno - first] != offset:
                     place = lsn_text(lsn(number, offset))
-                    why = (
-                        f"the stored index leads to {place} for seqno {seqno}, which stands at {starts[seqno - first]}"
-                    )
+                    why = f"the stored index leads to {place} for seqno {seqno}, which is at {starts[seqno - first]}"
                     self.problems.append(
                         Problem(segment=INDEX_NAME, offset=0, seqno=Seqno(seqno), why=why, kind=Damage.INDEX)
                     )

@@ -151,8 +151,8 @@ class Allocating:
         self._end.check_open()
 
     def _next_seqno(self, event_id: str) -> Seqno:
-        """Return the seqno to give out. Raises RecordLimitError after the last one that there is."""
+        """Return the seqno to assign. Raises RecordLimitError after the last one that there is."""
         if self._end.pending.last >= SEQNO_MAX:
-            why = f"the log has reached {SEQNO_MAX}, the last seqno there is"
+            why = f"the log has reached {SEQNO_MAX}, the last possible seqno"
             raise RecordLimitError(event_id=event_id, why=why)
         return Seqno(self._end.pending.last + 1)

@@ -1,7 +1,7 @@
 """A transaction that has its place in the log before its bytes are there.
 
 Owns how a reserved place is filled: with the transaction, or, when that fails, with an empty one of the same length,
-so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `allocating`.
+so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are assigned by `allocating`.
 The hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
 
 Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late).
@@ -204,8 +204,8 @@ class Allocation:
     def complete(self, *, sync: bool = True) -> Gtid:
         """Let readers see it once every older one is complete; with `sync`, return when it is durable.
 
-        Writes first what is not written. An exception that comes in the midst of that abandons it, so that nobody waits
-        for it; or it is complete, and may be durable. Raises as `write`, and LogLockedError.
+        Writes first what is not written. An exception in the middle of that abandons it, so that nobody waits for it;
+        or it is complete, and may be durable. Raises as `write`, and LogLockedError.
         """
         assert not self._over, "this allocation is complete or abandoned"
         try:

@@ -1,6 +1,6 @@
 """Appending: whose turn it is, and how a record comes after the last one.
 
-Owns what an append looks at before it gives out a place, and the way of a transaction that grows too large for a
+Owns what an append looks at before it assigns a place, and the way of a transaction that grows too large for a
 segment. Most appends look at nothing, see `pending`; what becomes of the bytes is `log_end`'s. The hard idea: what is
 looked at comes first and changes nothing, so whatever is refused there is refused whole.
 
@@ -37,7 +37,7 @@ class Appending:
         self._rotation = rotation
 
     def await_turn(self, me: int) -> None:
-        """Return when this thread may give out the next place, in a segment that has room for it."""
+        """Return when this thread may assign the next place, in a segment that has room for it."""
         end, steps = self._end, self._steps
         if self.numbering is Numbering.NONE:
             raise AppendOrderError(path=end.path, why="every transaction: it was opened for upkeep, without an epoch")
@@ -76,7 +76,7 @@ class Appending:
     def check_none_open(self) -> None:
         """Raise AppendOrderError where this thread's transaction of several fragments is open."""
         if self._end.turn is not None:
-            why = "what is no part of this thread's open transaction: append its last fragment, or abandon_open"
+            why = "what does not belong to this thread's open transaction: append its last fragment, or abandon_open"
             raise AppendOrderError(path=self._end.path, why=why)
 
     def _has_room(self) -> bool:

@@ -1,4 +1,4 @@
-"""Flushes that nobody asked for: what is appended and complete becomes visible by itself, every so often.
+"""Automatic flushes: what is appended and complete becomes visible by itself, every so often.
 
 Owns the thread and its end. The hard idea: such a flush is a commit by somebody who owns nothing. It makes visible, and
 durable if it syncs, but acknowledges nothing to anybody: whoever appended knows of durability by `commit` alone. If the
@@ -45,8 +45,8 @@ class Flushing:
             try:
                 self._flush()
             except DiskFullError as exc:
-                logger.warning("A flush was refused; whoever lost something by it is told. why=%s", exc)
+                logger.warning("A flush was refused; writers that lost transactions get the error. why=%s", exc)
             except LogError as exc:
                 if not self._stop.is_set():
-                    logger.warning("There are no more flushes. why=%s", exc)
+                    logger.warning("Automatic flushes have ended. why=%s", exc)
                 return

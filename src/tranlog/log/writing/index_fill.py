@@ -88,7 +88,7 @@ class IndexFill:
                 return
             self._give_way()
         logger.info(
-            "The gaps of the index were walked. path=%s buckets=%d", segments.directory, len(segments.index.mappings)
+            "The gaps of the index were filled. path=%s buckets=%d", segments.directory, len(segments.index.mappings)
         )
         self._filled()
 

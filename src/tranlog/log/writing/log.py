@@ -92,7 +92,7 @@ class Log(LogView, Closing):
         history: bytes | None = None,
         numbering: Numbering = Numbering.OWN,
     ) -> Self:
-        """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
+        """Take the lock, repair what a crash left, open a new epoch and write its no-op, synced.
 
         With another `numbering` than its own it begins no epoch: transactions come by `append_raw`, or not at all.
 
@@ -134,7 +134,7 @@ class Log(LogView, Closing):
         disk: Disk = OS_DISK,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
-        """Take the lock and mend what a crash left, as `open`, but begin no epoch: for segments, not for transactions.
+        """Take the lock and repair what a crash left, as `open`, but begin no epoch: for segments, not transactions.
 
         What may be asked of it is `add_segment`, `trim`, `purge`, `segments`, `status`, and `close`. Raises as `open`,
         and LogMissingError where there is no segment: none is created.
@@ -174,7 +174,7 @@ class Log(LogView, Closing):
     def append(self, fragment: Fragment) -> Gtid:
         """Put a fragment after the last one; return its transaction's identity. Nothing is visible before `commit`.
 
-        The seqno is given out with a transaction's first fragment. Before a first fragment the segment may be
+        The seqno is assigned with a transaction's first fragment. Before a first fragment the segment may be
         rotated; whatever is complete then is durable and visible, as if committed. Raises RecordLimitError (the
         whole transaction is refused), DiskFullError (everything since the last commit is refused, by whomever it
         was appended; `last_event_id` says what is kept), DiskFailedError, LogClosedError, LogLockedError. Where a

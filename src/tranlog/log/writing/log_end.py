@@ -274,9 +274,9 @@ class LogEnd:
     def unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""
         if self.turn is not None:
-            return f"seqno {self.pending.last + 1} is open: its last fragment has not come"
+            return f"seqno {self.pending.last + 1} is open: its last fragment is missing"
         oldest = self.prefix.oldest_unfinished()
-        return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
+        return None if oldest == NO_SEQNO else f"seqno {oldest} is allocated and not complete"
 
     def end_turn(self) -> None:
         """Let others append."""

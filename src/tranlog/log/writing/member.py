@@ -56,7 +56,7 @@ class MemberLog(Log):
         start_after: Gtid | None = None,
         history: bytes | None = None,
     ) -> Self:
-        """Open the log to follow: take the lock and mend what a crash left, but begin no epoch and write no no-op.
+        """Open the log to follow: take the lock and repair what a crash left, but begin no epoch and write no no-op.
 
         Its directory becomes that of a member, for ever. Whose a log without records is, `history` says, or `take_over`
         before the first. Parameters and errors as `Log.open`.
@@ -80,8 +80,8 @@ class MemberLog(Log):
         if self.missing_seqno is not None:
             logger.warning(
                 "The log ends before what was durable in it. This node neither votes nor acks until it holds what its "
-                "primary has committed; where there is no primary to come, in a group of one or where a majority lost "
-                "its log's end: tranlog group reconfigure --force. path=%s last_seqno=%d missing_seqno=%d",
+                "primary has committed. If no primary will come, in a group of one or because a majority lost its "
+                "log's end: tranlog group reconfigure --force. path=%s last_seqno=%d missing_seqno=%d",
                 self.path,
                 self.visible_seqno,
                 self.missing_seqno,
@@ -123,7 +123,7 @@ class MemberLog(Log):
     def unlead(self) -> None:
         """Follow again. What of this reign is open, unfinished or waits for a sync ends with NotPrimaryError.
 
-        A place that was given out gets an empty transaction; what is whole stays, durable when this returns. Cursors
+        A place that was assigned gets an empty transaction; what is whole stays, durable when this returns. Cursors
         and gates stay as they are. A log that follows goes on doing so. Raises DiskFullError (what was not visible is
         gone), DiskFailedError, LogClosedError, LogLockedError; it follows then, too.
         """
@@ -152,7 +152,7 @@ class MemberLog(Log):
         return self.append(empty_transaction(end.pending.ids, max(end.clock.now_ms(), 0)))
 
     def fits(self, size: int) -> bool:
-        """Whether so many bytes more go into the newest segment, as far as is known now: no new one is waited for."""
+        """Whether so many more bytes fit into the newest segment, as far as is known now; it waits for no new one."""
         end = self._end
         room = end.options.segment_bytes - end.journal.end
         return size < room and not (end.pending.sync_due and self._rotation.is_due())
@@ -182,7 +182,7 @@ class MemberLog(Log):
                 write_commit_point(self._end.path, self._point, self._end.disk)
                 self._kept, self._kept_at = self._point, now
             except OSError as exc:
-                logger.warning("The commit point could not be written down. path=%s why=%s", self._end.path, exc)
+                logger.warning("The commit point could not be recorded. path=%s why=%s", self._end.path, exc)
 
     def _close(self) -> None:
         with self._steps.lock, self._steps:
@@ -194,7 +194,7 @@ class MemberLog(Log):
         """Abandon everything after `matchpoint`, durably; return the mark. None where nothing follows it.
 
         As `rollback`, but no epoch begins and no no-op is written: what is given next follows the matchpoint, in its
-        epoch or a later one, also an earlier one than what was abandoned. No hold is heeded. What is appended is made
+        epoch or a later one, also an earlier one than what was abandoned. No hold is honoured. What is appended is made
         durable first, and an open transaction forgotten. Raises RollbackError for what the log does not hold, and
         before the commit point; LogClosedError, DiskFullError (nothing was abandoned), DiskFailedError (open it again
         and see), LogLockedError.

@@ -110,7 +110,7 @@ def check_source_id(source_id: str) -> None:
 def open_newest(
     path: str, disk: Disk, segments: Segments, *, start_after: Gtid | None, history: bytes | None
 ) -> OpenedSegment:
-    """Survey the directory, mend what a crash left, and open the newest segment; `segments` learns the row.
+    """Survey the directory, repair what a crash left, and open the newest segment; `segments` learns the row.
 
     A log without records begins after `start_after` and its own mark, and has the identity `history`, or that of the
     log that was cleared, or a new one, random. The lock is held. Raises CorruptRecordError, LogUnreadableError,
@@ -238,7 +238,7 @@ def _committed(published: Positions | None, found: Survey, disk: Disk) -> Seqno:
 def load_index(path: str, disk: Disk, found: Survey, stored: StoredIndex | None, decided: Continue) -> SeqnoIndex:
     """Return the index of the log that a survey found: the stored one continued, or a rough one.
 
-    The stored index is believed if it fits the row of segments, and its last transaction stands where it says, in
+    The stored index is trusted if it fits the row of segments, and its last transaction stands where it says, in
     the epoch that it says. What came after it is scanned. Raises OSError.
     """
     row = _living_row(found)

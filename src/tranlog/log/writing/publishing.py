@@ -21,7 +21,7 @@ from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent
 
 _LOOK_EVERY = 64
-"""So many syncs at most are believed to leave the directory's entries alone because it says so."""
+"""So many syncs at most are assumed to leave the directory's entries alone because it says so."""
 
 
 class Publishing:

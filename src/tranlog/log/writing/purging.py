@@ -50,7 +50,7 @@ class Purging:
         self._going: list[int] = []  # given up, and not removed for certain; from the front
 
     def choose(self, newest: Retained, *, durable: Seqno, limits: Sequence[Limit], now_ms: int) -> PurgePlan:
-        """Decide what to give up by these limits; holds are read anew. Raises HoldError, OSError."""
+        """Decide what to give up by these limits; holds are read again. Raises HoldError, OSError."""
         if not limits:
             return PurgePlan()
         holds = []
@@ -77,7 +77,7 @@ class Purging:
             )
         except OSError as exc:
             logger.warning(
-                "The reason of a purge could not be written down. path=%s limit=%s up_to=%d passed=%s why=%s",
+                "The reason for a purge could not be recorded. path=%s limit=%s up_to=%d passed=%s why=%s",
                 self._path,
                 plan.limit,
                 plan.up_to,

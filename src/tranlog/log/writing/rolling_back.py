@@ -78,7 +78,7 @@ class Rollback:
         try:
             self._appending.begin_epoch(mark.epoch)
         except DiskFullError as exc:  # the mark says all that matters
-            logger.warning("The new epoch has no no-op. path=%s why=%s", self._end.path, exc)
+            logger.warning("The new epoch has no no-op record. path=%s why=%s", self._end.path, exc)
         self._tell()
         return mark
 

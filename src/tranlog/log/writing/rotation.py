@@ -63,7 +63,7 @@ class Rotation:
         try:
             end.journal.trim()
         except OSError as exc:
-            raise end.stop_for(exc, "giving its true length to the segment") from exc
+            raise end.stop_for(exc, "setting the segment to its true length") from exc
         end.sync_now()
         try:
             full = end.journal.begin_next(encode_header(end.publishing.visible) + first_records, begun_at)

@@ -145,7 +145,7 @@ class Spilling:
             fresh = who_refers(self._path, self._disk, behind, numbers, ends=end)
         except (CorruptRecordError, FileNotFoundError) as exc:
             logger.warning(
-                "Who refers to spill could not be found out: none is removed. path=%s why=%s", self._path, exc
+                "The references to spill could not be determined: none is removed. path=%s why=%s", self._path, exc
             )
             self._unsure = True
             fresh = {}
@@ -333,7 +333,7 @@ class Spilling:
                     active.file.close()
             self._drop(Seqno(0))
         except (OSError, PurgeFailedError) as exc:
-            logger.warning("Spill that was given up still takes its space. path=%s why=%s", self._path, exc)
+            logger.warning("Abandoned spill still takes up space. path=%s why=%s", self._path, exc)
 
     def _close_unused(self, segment: _Segment) -> None:
         if segment.users == 0 and (segment.retired or self._closed):

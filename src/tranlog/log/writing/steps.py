@@ -1,6 +1,6 @@
 """The steps of a log's writer: one at a time, under one lock, each carried out whole or the log is closed for writing.
 
-Owns the lock, what an exception in the midst of a step means, and waiting. What a step does is the writer's. The hard
+Owns the lock, what an exception in the middle of a step means, and waiting. What a step does is the writer's. The hard
 idea: after an exception that nobody expected, nobody knows what was done; so nothing more is written, and the next
 opening finds what a crash would have left.
 
@@ -39,7 +39,7 @@ class Steps:
     """
 
     def __init__(self, path: str, ownership: Ownership, pending: Pending, log: Committing) -> None:
-        self.lock = threading.RLock()  # a signal's handler may come back to the log in the midst of a step
+        self.lock = threading.RLock()  # a signal's handler may come back to the log in the middle of a step
         self.changed = threading.Condition(self.lock)
         """Told when a sync ended, a transaction ended, the log closed."""
         self.under_way = False
@@ -75,7 +75,7 @@ class Steps:
     def interrupted(self, what: str) -> None:
         """Close the log for writing; what is half done stays as a crash would leave it."""
         if self._ownership.lost is None:
-            self.stop(LogClosedError(f"{what} came in the midst of a step of its writer"))
+            self.stop(LogClosedError(f"{what} interrupted a step of its writer"))
         self.commits.leader = 0
         self.draining = False
         self.wake_all()
