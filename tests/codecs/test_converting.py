@@ -312,7 +312,7 @@ def test_a_source_that_has_grown_is_gone_on_with() -> None:
 def test_a_destination_of_something_else_is_refused() -> None:
     disk = written(*[make_event(seqno) for seqno in range(5)])
     native_log(disk, "x")
-    with pytest.raises(ConversionTargetError, match="no conversion began"):
+    with pytest.raises(ConversionTargetError, match="not made by a conversion"):
         convert(LOG, NATIVE, disk=disk)
     convert(LOG, "/dst", disk=disk)
     other = "/other"

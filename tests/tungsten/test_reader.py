@@ -183,7 +183,7 @@ def test_b7_3_an_unfinished_newest_segment_hides_nothing(case: str) -> None:
     assert read_places(disk) == [(seqno, 0) for seqno in range(54)]
     reader = opened(disk)
     assert reader.last_seqno == 53
-    assert "passed over" in reader.notes[0]
+    assert "is skipped" in reader.notes[0]
 
 
 def test_b7_3_a_missing_newest_segment() -> None:
@@ -261,7 +261,7 @@ def test_an_open_transaction_is_not_shown() -> None:
     """Golden recover-partial-transaction."""
     disk = on_disk(golden_segments("recover-partial-transaction"))
     assert max(read_places(disk))[0] == 2
-    assert "last fragment is not there" in opened(disk).notes[0]
+    assert "last fragment is missing" in opened(disk).notes[0]
 
 
 def test_fragments_come_when_the_last_is_there() -> None:

@@ -240,9 +240,9 @@ class _Work:
         if lossy and not fatal:
             return
         text = ", ".join(f"{one.kind} ({one.count}, first at seqno {one.first_seqno})" for one in fatal or findings)
-        why = f"the other codec cannot say what is in it: {text}"
+        why = f"the other codec cannot express what is in it: {text}"
         if fatal:
-            why += "; this cannot be left out, with --lossy neither"
+            why += "; this cannot be left out, not even with --lossy"
         raise ConversionRefusedError(path=self._origin.path, why=why)
 
     def _read_note(self) -> Note | None:
@@ -262,7 +262,7 @@ class _Work:
             raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
         if raw is None:
             if any(segment_number(name) is not None for name in names):
-                raise ConversionTargetError(path=path, why="it holds a log that no conversion began")
+                raise ConversionTargetError(path=path, why="it holds a log that was not made by a conversion")
             return None
         try:
             note = msgspec.json.decode(raw, type=Note)

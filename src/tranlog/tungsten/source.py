@@ -2,7 +2,7 @@
 
 Owns the position in such a directory and what a change of it under us means. Reading it is `tungsten.stream`'s. It
 stands in this layer because a source knows nothing of logs, and this one is a log. The hard idea: the replicator
-knows nothing of us. It purges what it likes, and after a reset or a restore it gives out seqnos again, so a position
+knows nothing of us. It purges what it likes, and after a reset or a restore it assigns seqnos again, so a position
 names what was read by seqno, epoch and event id, and a directory that has something else there is refused.
 """
 
@@ -175,7 +175,7 @@ class ThlSource:
             why = f"{self._path} begins at seqno {exc.first} now: what comes next was purged"
             raise PositionLostError(event_id=event_id, why=why) from exc
         except SegmentGoneError as exc:
-            raise PositionLostError(event_id=event_id, why=f"{exc.path} is gone, and was not read yet") from exc
+            raise PositionLostError(event_id=event_id, why=f"{exc.path} is gone before it was read") from exc
         if whole is not None and last is not None and whole.pieces[-1].record.epoch < last.epoch:
             why = f"seqno {whole.seqno} has the earlier epoch {whole.pieces[-1].record.epoch}: it was reset or restored"
             raise PositionLostError(event_id=event_id, why=why)

@@ -124,7 +124,7 @@ class TungstenSegment:
             return self.file.size()
 
     def forget(self) -> None:
-        """Drop what was read: the file was cut, and may be written anew."""
+        """Drop what was read: the file was cut, and may be rewritten."""
         self._raw, self._start = b"", 0
 
     def linked(self) -> bool:

@@ -80,7 +80,7 @@ class Seek(enum.Enum):
     FOUND = "found"
     """At the transaction, or at the filtered range that it lies in."""
     NOT_YET = "not yet"
-    """After the last: what comes next is what is waited for, or lies before it."""
+    """After the last: what comes next is what the caller waits for, or lies before it."""
     MISSING = "missing"
     """Nowhere: the log holds lower and higher seqnos, but not this one."""
 
@@ -136,7 +136,7 @@ class TungstenReader:
         order_notes = []
         whole = list(entries)
         if isinstance(whole[-1].header, PartialEvent):
-            notes.append(f"{whole[-1].name} is passed over: its header was not finished")
+            notes.append(f"{whole[-1].name} is skipped: its header was not finished")
             whole.pop()
         self._entries = whole
         self.first_number = entries[0].number
@@ -156,7 +156,7 @@ class TungstenReader:
                 if isinstance(scan.stop, Torn):
                     notes.append(f"{whole[place].name} ends in {scan.stop.why}, offset {scan.stop.offset}")
                 elif scan.open_fragments:
-                    notes.append(f"{whole[place].name} ends in a transaction whose last fragment is not there")
+                    notes.append(f"{whole[place].name} ends in a transaction whose last fragment is missing")
             if scan.order_problem is not None:
                 order_notes.append(f"{whole[place].name}: {scan.order_problem}")
             if scan.last is not None:
@@ -335,7 +335,7 @@ class TungstenCursor(Closing):
     def lost(self) -> str | None:
         """Return why what `next` returned last is no longer in the directory, None while it is.
 
-        For a cursor at the end that waits for more. A replicator that starts anew may cut what is not complete: that
+        For a cursor at the end that waits for more. A replicator that starts again may cut what is not complete: that
         is read again. But whoever resets or restores the directory takes complete transactions away, or the file.
         Not lost is what was purged after this cursor.
         """

@@ -281,7 +281,7 @@ class TranslatedCursor(Closing):
 
 
 class TranslatedTransaction:
-    """One transaction of a Tungsten directory as ours. Content of several fragments is read anew at each call."""
+    """One transaction of a Tungsten directory as ours. Content of several fragments is read again at each call."""
 
     size_bytes: int | None = None
     """What a channel would tell of it has no place in a replicator's directory."""

@@ -336,7 +336,7 @@ def encode_event(
         start = EVENT_START.pack(EVENT_TYPE, seqno, fragno, last_frag, epoch)
         stamp = _TSTAMP.pack(tstamp)
     except struct.error as exc:
-        raise RecordLimitError(event_id=event_id, why=f"a number that does not fit 64 bits ({exc})") from exc
+        raise RecordLimitError(event_id=event_id, why=f"a number that does not fit into 64 bits ({exc})") from exc
     body = b"".join((start, *parts, stamp, payload))
     if len(body) + FRAME_BYTES > LENGTH_MAX:
         raise RecordLimitError(

@@ -123,7 +123,7 @@ def unscaled_of(number: Decimal) -> Unscaled:
     """Return a finite decimal in the ancestor's form, its scale kept. Raises ValueError for NaN and infinities."""
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
-        raise ValueError(f"{number} is no number that a decimal column of the replicator holds")
+        raise ValueError(f"{number} is not a number that a decimal column of the replicator can hold")
     unscaled = int(Decimal((0, digits, 0)))
     if sign:
         unscaled = -unscaled

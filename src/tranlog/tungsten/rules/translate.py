@@ -3,7 +3,7 @@
 Owns the translation of one fragment; which fragments follow each other is `arrange`'s, acting is `converting`'s and
 `translated`'s. The hard idea: both ways must give back what went in. What the native payload has no word for (column
 specs, session options of rows, the serializer's clock) is kept beside it in a field that readers pass over, and so
-little of it as the rules below cannot restore; a translation is held against its own inverse, byte by byte, and
+little of it as the rules below cannot restore; a translation is checked against its own inverse, byte by byte, and
 where that differs the whole original is kept. In the other direction the table map travels as an option of the row
 changes. What is lost all the same has a name.
 
@@ -116,7 +116,7 @@ MEANINGS: Final = {
     Loss.VALUE_BYTES: "bytes in a column of another type, or in a charset that is not the column's",
     Loss.VALUE_TIME: "a date that no calendar has beside all zeros, or an infinite one",
     Loss.VALUE_BIT: "bits of another width than their column's",
-    Loss.VALUE_OTHER: "a value of a type that has no form there",
+    Loss.VALUE_OTHER: "a value of a type that does not exist there",
 }
 """What each loss means, for people."""
 

@@ -244,6 +244,6 @@ def _carry_out(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
                     disk.unlink(join(path, name))
                     disk.sync_dir(path)
                 case _:
-                    raise AssertionError("nothing is written anew in a replicator's directory")
-        logger.info("Taken away. segment=%s bytes=%d", name, step.size)
+                    raise AssertionError("nothing is rewritten in a replicator's directory")
+        logger.info("Removed. segment=%s bytes=%d", name, step.size)
     return kept

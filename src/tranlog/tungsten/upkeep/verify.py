@@ -92,7 +92,7 @@ class _Walk:
         """Check one segment from its header to its end."""
         if not isinstance(entry.header, FileHeader):
             if newest and entry.size < FILE_HEADER.size:
-                self.tail = f"{entry.name} is passed over: its header was not finished"
+                self.tail = f"{entry.name} is skipped: its header was not finished"
             elif not any(problem.segment == entry.name for problem in self.problems):
                 why = getattr(entry.header, "why", "its header was not finished")
                 self.fault(entry.name, 0, self._seqno, why, Damage.HEADER)
@@ -116,7 +116,7 @@ class _Walk:
             if torn is not None:
                 self.tail = f"{entry.name} ends in {torn.why}, offset {torn.offset}"
             elif self._wanted is not None and self._wanted.fragno:
-                self.tail = f"{entry.name} ends in a transaction whose last fragment is not there"
+                self.tail = f"{entry.name} ends in a transaction whose last fragment is missing"
             elif rotate is not None:
                 why = "the segment that its rotate record names is missing"
                 self.fault(entry.name, rotate.offset, self._seqno, why, Damage.MISSING)

@@ -130,7 +130,7 @@ class TungstenLog(Closing):
         checksum: bool = True,
         gaps: bool = False,
     ) -> TungstenLog:
-        """Open a directory for writing, mend its end, create it if it is missing (its parent must exist).
+        """Open a directory for writing, repair its end, create it if it is missing (its parent must exist).
 
         `gaps`: a transaction may skip seqnos, as the replicator's do where it was told to go on higher.
         Every record of every segment is read: the ancestor looks at the last segment only, and writes on after
@@ -412,7 +412,7 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except BlockingIOError as exc:
-        raise LogLockedError(path=path, holder="unknown: the replicator leaves no word in its lock file") from exc
+        raise LogLockedError(path=path, holder="unknown: the replicator writes nothing into its lock file") from exc
     except OSError as exc:
         raise storage_error(exc, path) from exc
 
