@@ -2,7 +2,7 @@
 
 Owns starting its processes, starting again what is gone, and telling where it stands. What is done to the processes is
 `kill_harms`. The hard idea: a process may only end as it should. One that we killed is started again, and so is one
-that says "mend the surroundings and start again" (exit code 4); every other end is a failure of the run.
+that says "fix the environment and start again" (exit code 4); every other end is a failure of the run.
 """
 
 from __future__ import annotations

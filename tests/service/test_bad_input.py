@@ -266,7 +266,7 @@ def test_a_target_whose_position_is_not_in_this_log(place: Place) -> None:
         ("channels = 4", "channles = 4", "unknown key; did you mean 'channels'?"),
         ("channels = 4", "channels = 0", "channels = 0"),
         ("[pipeline]", "[pipline]", "unknown key; did you mean 'pipeline'?"),
-        ("[log]", "[log", "is no TOML"),
+        ("[log]", "[log", "is not TOML"),
     ],
     ids=["key", "value", "table", "toml"],
 )

@@ -47,7 +47,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert main(command) == 0
         before = {path: path.read_bytes() for path in tmp_path.iterdir()}
         assert main(command) == 2
-        assert "is there already, and is not overwritten" in capsys.readouterr().err
+        assert "already exists, and is not overwritten" in capsys.readouterr().err
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert main(["cert", "client", "a", "--dir", folder]) == 2, "a name is one node's or one client's"
 

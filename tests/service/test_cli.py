@@ -263,7 +263,7 @@ def test_the_configuration_is_checked_and_shown(shop: Shop, monkeypatch: pytest.
 def test_init_never_overwrites(shop: Shop) -> None:
     before = Path("tranlog.toml").read_text()
     code, _, err = shop("init")
-    assert code == 2 and "is there already" in err
+    assert code == 2 and "already exists" in err
     assert Path("tranlog.toml").read_text() == before
     assert shop.json("--conf b.toml --service b init --source mariadb --target postgres") == {
         "file": "b.toml",
@@ -284,10 +284,10 @@ def test_init_by_two_urls_writes_what_a_copy_goes_on_by(shop: Shop) -> None:
     assert shop(f"--conf v.toml --service named init {urls}")[0] == 0
     assert load("v.toml", environ={}).service == "named"
     code, _, err = shop(f"--conf u.toml init {urls}")
-    assert code == 2 and "is there already" in err and "hush" not in err
+    assert code == 2 and "already exists" in err and "hush" not in err
     for words in ("--from sqlite:///a.db", "--to sqlite:///a.db", f"{urls} --source mariadb"):
         code, _, err = shop(f"--conf w.toml init {words}")
-        assert code == 2 and "stand together" in err
+        assert code == 2 and "go together" in err
     assert shop("--conf w.toml init --from oracle://x/y --to sqlite:///a.db")[0] == 2
     assert not Path("w.toml").exists()
 
@@ -330,7 +330,7 @@ def test_the_key_of_the_checksums_has_an_effect(checksum: str, shop: Shop, capsy
     shop.write("INSERT INTO item VALUES (1, 'a')")
     assert shop("capture --once")[0] == 0
     assert thl.main(["verify"]) == 0
-    assert ("whose bytes nothing proves" in capsys.readouterr().out) == (checksum == "false")
+    assert ("whose bytes cannot be checked" in capsys.readouterr().out) == (checksum == "false")
 
 
 def test_capture_of_what_cannot_be_captured(shop: Shop) -> None:
@@ -474,7 +474,7 @@ def test_tables_create_and_verify(shop: Shop) -> None:
     assert code == 0 and out.count("CREATE TABLE") == 2
     assert "main.line has no primary key" in err and 'ddl = "ignore"' in err
     code, out, _ = shop("tables create --from source")
-    assert code == 0 and out.count("is there already") == 2
+    assert code == 0 and out.count("already exists") == 2
     copy_to_target(shop)
     code, out, _ = shop("verify")
     assert code == 0 and out.endswith("source and target are equal\n") and "equal   main.item: 2 rows" in out

@@ -107,7 +107,7 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
         load(str(tmp_path), environ={})
     for raw in (b"[part\n", b"a = \xff\n"):
         (tmp_path / "x.toml").write_bytes(raw)
-        with pytest.raises(ConfigError, match=r"x\.toml: is no TOML"):
+        with pytest.raises(ConfigError, match=r"x\.toml: is not TOML"):
             load(str(tmp_path / "x.toml"), environ={})
 
 
@@ -126,7 +126,7 @@ def test_which_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert find_log(conf=None, service="mart", directory=None) == str(tmp_path / "two")
     assert find_log(conf=None, service=None, directory=None) == str(tmp_path / "one")
     assert find_log(conf=None, service=None, directory="three") == "three"
-    with pytest.raises(ConfigError, match="stands alone"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         find_log(conf=None, service="mart", directory="three")
 
 
@@ -214,7 +214,7 @@ def test_the_catalogs_url_and_user_are_the_targets(tmp_path: Path) -> None:
     for target, told in (
         (
             f'{dsn}URL = "jdbc:postgresql://elsewhere/shop"\n',
-            "'(hidden)': dsn stands beside it and says otherwise",
+            "'(hidden)': dsn is given too and differs",
         ),
         (f'{dsn}user = "root"\n', "user = 'root': the dsn names the user 'till'"),
         ('kind = "postgres"\nURL = "jdbc:mysql://x"\n', "URL = '(hidden)': it begins with jdbc:postgresql://"),
@@ -299,5 +299,5 @@ def test_the_shards_of_a_pipeline(tmp_path: Path) -> None:
     listed = load(str(file), environ={}).pipeline.apply.plan
     assert listed == PlanOptions(channels={"shop": 1}, default=3, serial=("ledger",), assignment=AssignmentRule.HASH)
     file.write_text(SHARDS.format('list = "shard.list"\ndefault = 0'))
-    with pytest.raises(ConfigError, match=r"shards\.default stands beside it; give one of them"):
+    with pytest.raises(ConfigError, match=r"shards\.default is given too; give one of them"):
         load(str(file), environ={})

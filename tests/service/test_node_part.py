@@ -52,7 +52,7 @@ def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.Captu
         code, _, err = told("group", "remove", "c")
         assert code == 2 and "no node of the group has this name" in err
         code, _, err = told("group", "reconfigure", "--without", "a")
-        assert code == 2 and "by force alone" in err
+        assert code == 2 and "only by force" in err
         code, out, err = told("group", "step-down", "--json")
         assert (code, out) == (0, '{"stepped_down":"a"}\n'), err
         assert group.await_primary() == "b"

@@ -119,11 +119,11 @@ def test_a_section_may_be_in_the_environment_alone(tmp_path: Path) -> None:
         ({"TRANLOG_PIPELINE": "4"}, "TRANLOG_PIPELINE: pipeline. = '(hidden)': unknown key; known keys are name"),
         (
             {"TRANLOG_PIPELINE__CHANNELS": "4", "TRANLOG_pipeline__channels": "5"},
-            "TRANLOG_pipeline__channels = '(hidden)': TRANLOG_PIPELINE__CHANNELS says otherwise",
+            "TRANLOG_pipeline__channels = '(hidden)': TRANLOG_PIPELINE__CHANNELS differs",
         ),
         (
             {"TRANLOG_TARGET__PASSWORD": "hush", "TRANLOG_TARGET__PASSWORD_ENV": "HOME"},
-            "TRANLOG_TARGET__PASSWORD_ENV: target.password_env: stands beside password of TRANLOG_TARGET__PASSWORD",
+            "TRANLOG_TARGET__PASSWORD_ENV: target.password_env: given together with password of TRANLOG_TARGET__",
         ),
         ({"TRANLOG_TARGET__DSN": "host='hush"}, "TRANLOG_TARGET__DSN: target.dsn = '(hidden)': not a connection"),
         ({"TRANLOG_TARGET__USER": "root"}, "TRANLOG_TARGET__USER: target.user = 'root': the dsn names the user 'till'"),
@@ -147,11 +147,9 @@ def test_origins_that_contradict_are_both_named(tmp_path: Path, secrets: Path) -
     with pytest.raises(ConfigError) as raised:
         read(tmp_path, {"TRANLOG_SECRETS_DIR": str(secrets), "PW": "hush"}, file=file)
     where = f"{tmp_path}/tranlog.toml:11: target.password_env"
-    assert f"{where}: stands beside password of {secrets}/target__password; give one of them" in str(raised.value)
+    assert f"{where}: given together with password of {secrets}/target__password; give one of them" in str(raised.value)
     file = FILE.replace("[pipeline]", 'URL = "jdbc:postgresql://elsewhere/shop"\n[pipeline]')
-    with pytest.raises(
-        ConfigError, match=r"toml:11: target\.URL = '\(hidden\)': dsn stands beside it and says otherwise"
-    ):
+    with pytest.raises(ConfigError, match=r"toml:11: target\.URL = '\(hidden\)': dsn is given too and differs"):
         read(tmp_path, {}, file=file)
 
 

@@ -105,7 +105,7 @@ def test_every_key_of_the_plan_is_one_of_the_file(conf: Path) -> None:
 
 def test_the_command_line_outranks_the_file(conf: Path) -> None:
     file = file_of(conf, channels=2)
-    assert file.read_again().at_restart == ("pipeline.channels (the command line said 2)",)
+    assert file.read_again().at_restart == ("pipeline.channels (the command line says 2)",)
     conf.write_text(START.replace('assignment = "hash"', "default = 2"))
     with pytest.raises(ConfigError, match=r"tranlog\.toml: shard default.*channels are numbered 0 to 1"):
         file.read_again()
@@ -137,7 +137,7 @@ def test_a_reload_from_request_to_answer(conf: Path, tmp_path: Path, monkeypatch
         assert positions(target.options) == dict.fromkeys(range(5), last)
 
         for wrong, why in (
-            ("channels = ", "is no TOML"),
+            ("channels = ", "is not TOML"),
             (START.replace("channels = 3", "channels = 17"), "17 channels need 17 slots"),
             (START.replace("channels = 3", "chanels = 4"), "did you mean 'channels'"),
             (START.replace('"hash"', '"no rule"'), "must be one of recorded, hash"),

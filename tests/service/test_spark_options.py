@@ -35,7 +35,7 @@ def test_the_table_spark(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", r"spark\.secret.*this cluster's secret is needed"),
-        ('[spark]\nsecret = "a"\nsecret_env = "B"\n', r"secret_env.*stands beside secret"),
+        ('[spark]\nsecret = "a"\nsecret_env = "B"\n', r"secret_env.*given together with secret"),
         ('[spark]\nsecret_env = "B"\n', "no such environment variable"),
         ('[spark]\nsecret = "a"\n[spark.settings]\n"executor.memory" = "1g"\n', r'settings begin with "spark\."'),
         ('[spark]\nsecret = "a"\nworkers = 2\n', "workers"),

@@ -193,7 +193,7 @@ def test_the_human_form_tells_all_parts() -> None:
     for told in (
         "service   shop (tranlog.toml)",
         "captured up to 0-1-5;bin.000001:99 (2011-07-01 15:15:17.0 UTC, 2.5 s ago)",
-        "stands at 0-1-7",
+        "is at 0-1-7",
         "log       log, written by pid 7",
         "applied up to 17, lag 3 transactions, 1.5 s, 12 transactions/s",
         "          channel  applied  behind  transactions  changes  serial  waits  tx/s  commit time (UTC)\n"
@@ -236,7 +236,7 @@ def test_what_was_not_looked_at_is_not_known() -> None:
     status = status_of(None, log_state(), replace(pipeline_state(17), running=None))
     assert json.loads(json_line(status_json(status)))["pipeline"]["running"] is None
     (line,) = [line for line in status_lines(status) if line.startswith("pipeline")]
-    assert line == "pipeline  shop, last run by vm pid 8; whether it runs was not looked at"
+    assert line == "pipeline  shop, last run by vm pid 8; not checked whether it runs"
     assert not any("does not run" in one for one in waits_for(status))
 
 

@@ -44,9 +44,7 @@ def test_the_template_loads_as_it_is_and_with_every_key(source: str, target, fol
     """A commented key is a promise that it may be uncommented; of several ways to say one thing, one is."""
     text = template(service="shop", source=source, target=target)
     assert loaded(folder, text).service == "shop"
-    kept = [
-        line for line in text.split("\n") if not re.search(r"; with |; in the place of those|= \"a (pass|sec)", line)
-    ]
+    kept = [line for line in text.split("\n") if not re.search(r"; with |; instead of those|= \"a (pass|sec)", line)]
     kept = [line for line in kept if "_env = " not in line]
     text, count = SWITCHED.subn(r"\1", "\n".join(kept))
     assert count > 40

@@ -216,7 +216,7 @@ def test_a_seqno_that_is_not_there(line: str, seqno: int, log_dir: Path, capsys:
     ("line", "told"),
     [
         ("list -low 5 -high 2", "-low: 5 is above -high 2"),
-        ("list -seqno 1 -low 2", "-seqno: stands alone"),
+        ("list -seqno 1 -low 2", "-seqno: cannot be combined with -"),
         ("list -seqno -1", "-seqno: a seqno is 0 or more"),
         ("list -seqno one", "'-seqno' / '--seqno': Input should be a valid integer"),
         ("list -conf x.toml", "--dir = "),
@@ -447,7 +447,7 @@ def test_a_log_without_checksums_says_so(tmp_path: Path, capsys: pytest.CaptureF
     write_log(log, 3, LogOptions(checksum=False))
     code, out, _ = run(log, "verify", capsys)
     assert code == 0
-    assert "without checksum = 4 fragments, whose bytes nothing proves" in out
+    assert "without checksum = 4 fragments, whose bytes cannot be checked" in out
 
 
 def test_what_a_rollback_abandoned_is_shown_only_when_asked_for(

@@ -117,9 +117,9 @@ def test_what_is_not_there_is_said(
     [
         (["-gtid", "fifteen"], "-gtid: not a GTID"),
         (["-time", "yesterday"], "-time: not a time"),
-        (["-gtid", "GTID(1, 1)", "-seqno", "1"], "-gtid: stands alone"),
-        (["-event", "e:1", "-gtid", "GTID(1, 1)"], "-gtid: stands alone"),
-        (["-time", "2011-07-01", "-low", "4"], "-time: stands beside -high only"),
+        (["-gtid", "GTID(1, 1)", "-seqno", "1"], "-gtid: cannot be combined with -"),
+        (["-event", "e:1", "-gtid", "GTID(1, 1)"], "-gtid: cannot be combined with -"),
+        (["-time", "2011-07-01", "-low", "4"], "-time: goes with -high only"),
     ],
 )
 def test_lookups_that_make_no_sense(

@@ -99,14 +99,14 @@ logger = logging.getLogger(__name__)
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf")
 HOST_NAMES: Final = ("-host", "--host")
-"""The article writes them before the command: `-host db2 status -name stores`."""
+"""The article puts them before the command: `-host db2 status -name stores`."""
 WATCH_S: Final = 1.3
 """How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
 REPORT_EVERY_S: Final = 1.0
 
 app = new_app(add_completion=True)
 tables_app = new_app(help="Tables at the target.\n\n\b\nExample:\n  tranlog tables create --dry-run")
-position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n\b\nExample:\n  tranlog position get")
+position_app = new_app(help="A pipeline's position at the target.\n\n\b\nExample:\n  tranlog position get")
 app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
 log_app.command("critical-path")(critical_path)
@@ -128,43 +128,43 @@ add_copy(app, lambda words: main(words))
 app.command("doctor")(doctor)
 
 TakeOver = Annotated[
-    bool, typer.Option("--take-over", "-take-over", help="Although another process seems to run the pipeline.")
+    bool, typer.Option("--take-over", "-take-over", help="Even if another process seems to run the pipeline.")
 ]
 NewLog = Annotated[
     bool,
-    typer.Option("--new-log", "-new-log", help="Begin a log without records without asking the target how far it is."),
+    typer.Option("--new-log", "-new-log", help="Start an empty log without asking the target for its position."),
 ]
 AcceptServer = Annotated[
     bool,
     typer.Option(
         "--accept-server",
         "-accept-server",
-        help="Go on by GTID at a MariaDB that cannot prove to have the log's history: you know that it has.",
+        help="Continue by GTID at a MariaDB that cannot prove that it has the log's history; you know that it does.",
     ),
 ]
 Until = Annotated[
     str | None,
-    typer.Option("--until", "-until", metavar="SEQNO|now", help="End after this seqno, or after what is there now."),
+    typer.Option("--until", "-until", metavar="SEQNO|now", help="End after this seqno, or after the last one now."),
 ]
 Channels = Annotated[int | None, typer.Option("--channels", "-channels", metavar="N", help="How many channels.")]
 Master = Annotated[
     str | None, typer.Option("--master", "-master", metavar="URL", help="Spark's master; default: this machine.")
 ]
 Stay = Annotated[
-    bool, typer.Option("--stay", "-stay", help="Stay when it cannot go on, OFFLINE:ERROR, until `tranlog online`.")
+    bool, typer.Option("--stay", "-stay", help="Stay in OFFLINE:ERROR when it cannot continue, until `tranlog online`.")
 ]
 WaitOffline = Annotated[bool, typer.Option("--offline", "-offline", help="Start offline, until `tranlog online`.")]
 Metrics = Annotated[
     str | None,
-    typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve what only reads there, metrics too."),
+    typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve the read-only endpoints and metrics."),
 ]
 Package = Annotated[
     str | None,
-    typer.Option("--package", "-package", metavar="FILE", help="What `tranlog spark-package` wrote, for the workers."),
+    typer.Option("--package", "-package", metavar="FILE", help="The workers' package, by `tranlog spark-package`."),
 ]
 Start = Annotated[
     int | None,
-    typer.Option("--start", "-start", metavar="SEQNO", help="The first to apply where the target has no position."),
+    typer.Option("--start", "-start", metavar="SEQNO", help="The first seqno to apply if the target has no position."),
 ]
 
 
@@ -205,9 +205,9 @@ def locate(
       tranlog run
       tranlog --conf shop.toml status
 
-    Exit codes: 0 done; 1 a check failed; 2 bad usage or configuration; 3 damaged or inconsistent data, a conflict at
-    the target among it; 4 the surroundings prevent it (lock held, disk full, server away, no Java): mend and start
-    again. `thl` looks into the log itself.
+    Exit codes: 0 done; 1 a check failed; 2 bad usage or configuration; 3 damaged or inconsistent data, or a conflict at
+    the target; 4 the environment prevents it (lock held, disk full, server unreachable, no Java): fix it and start
+    again. `thl` shows the log itself.
     """
     show_diagnostics(debug=debug, verbose=verbose, levels=log_level, form=log_format)
     require_command(ctx)
@@ -229,7 +229,7 @@ def capture(
             help="Instead of the configured source: the log directory of a Java replicator, which is followed.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has by now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has now, and end.")] = False,
     new_log: NewLog = False,
     accept_server: AcceptServer = False,
     take_source: Annotated[
@@ -238,13 +238,13 @@ def capture(
     metrics: Metrics = None,
     as_json: AsJson = False,
 ) -> None:
-    """Carry the source's transactions into the log.
+    """Write the source's transactions to the log.
 
-    Runs until SIGTERM or Ctrl-C. A transaction is freed at the source once the log has it durable.
+    Runs until SIGTERM or Ctrl-C. A transaction is released at the source once it is durable in the log.
 
     One log follows a SQLite source: it is claimed for the log's history and directory. A copy of the log, one that was
-    moved to another disk, or a new one in another directory gets it by --take-source only, and a capture that still
-    runs for the other then stops.
+    moved to another disk, or a new one in another directory gets it only with --take-source; a capture that still runs
+    for the other log then stops.
 
     \b
     Example:
@@ -368,8 +368,9 @@ def apply(
 ) -> None:
     """Apply the log to the target, on Spark.
 
-    One task per channel, until --until, SIGTERM or Ctrl-C. Starts where the target says that it ended; a stop waits
-    for the target transactions under way. While it runs, `tranlog offline`, `tranlog online` and their kin reach it.
+    One task per channel, until --until, SIGTERM or Ctrl-C. Starts at the position that the target has recorded; a stop
+    waits for the target transactions under way. While it runs, `tranlog offline`, `tranlog online` and the like control
+    it.
 
     \b
     Example:
@@ -438,12 +439,12 @@ def _show_apply(done: ApplyResult | None, as_json: bool) -> None:
 
 @app.command("spark-package")
 def spark_package(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What to write; ends by .zip.")] = "tranlog-spark.zip",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file; ends in .zip.")] = "tranlog-spark.zip",
     as_json: AsJson = False,
 ) -> None:
     """Write what Spark's workers need to run channels into one file.
 
-    From what is installed here, for workers with the same Python (minor version) and the same kind of machine.
+    Made of what is installed here, for workers with the same Python (minor version) and the same kind of machine.
 
     \b
     Example:
@@ -473,7 +474,7 @@ def run(
 ) -> None:
     """Capture and apply in one process.
 
-    Runs until SIGTERM or Ctrl-C. If one of the two ends by an error, the other is stopped.
+    Runs until SIGTERM or Ctrl-C. If one of the two ends with an error, the other is stopped.
 
     \b
     Example:
@@ -554,10 +555,10 @@ def status(
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show positions, lag, rates, sizes, and what it waits for; with -name one view, field by field.
+    """Show positions, lag, rates, sizes, and what the pipeline waits for; with -name one view, field by field.
 
-    A part that cannot be read is shown with its error, and the exit code is that error's. With --host a view is the
-    running pipeline's that listens there, and no configuration is needed.
+    A part that cannot be read is shown with its error, and the exit code is that error's. With --host the view is that
+    of the running pipeline that listens there; no configuration is needed.
 
     \b
     Example:
@@ -596,7 +597,7 @@ def tables_create(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only print the statements.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create the tables that the target lacks.
+    """Create the tables that are missing at the target.
 
     \b
     Example:
@@ -619,14 +620,14 @@ def tables_create(
         return
     for table in tables:
         if table.name not in shown:
-            print(f"-- {table.name} is there already")
+            print(f"-- {table.name} already exists")
             continue
         if not table.primary_key:
             say(f"tables: {table.name} has no primary key; its rows are matched by all their values, which is slow")
         for statement in shown[table.name]:
             print(f"{statement};")
     if tables and options.ddl != "ignore" and config.source is not None and config.source.kind == options.kind:
-        say('tables: apply runs the DDL of the log itself here, and stops at what is there already; set ddl = "ignore"')
+        say('tables: apply runs the log\'s DDL itself here, and stops at an existing table; set ddl = "ignore"')
     if not tables:
         say(f"tables: the {from_} has no tables" + (", as far as its changes tell" if from_ == "log" else ""))
 
@@ -634,7 +635,7 @@ def tables_create(
 def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
     with open_readable(config.log_dir) as reader:
         return tables_in_log(
-            reader, report=lambda at, last: progress.update("tables: looked at", at, last, "transactions")
+            reader, report=lambda at, last: progress.update("tables: searched", at, last, "transactions")
         )
 
 
@@ -649,7 +650,7 @@ def _tables_of_source(config: Config) -> list[TableMap]:
 
 @position_app.command("get")
 def position_get(ctx: typer.Context, pipeline: PipelineName = None, as_json: AsJson = False) -> None:
-    """Print where each channel of the pipeline stands.
+    """Print the position of each channel of the pipeline.
 
     \b
     Example:
@@ -684,9 +685,9 @@ def position_set(
     pipeline: PipelineName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the pipeline at SEQNO.
+    """Set the pipeline's position to SEQNO.
 
-    That transaction and all before it count as applied, the next one is applied next. Epoch and event id are taken
+    That transaction and all before it count as applied; the next one is applied next. Epoch and event id are taken
     from the log. One before the log's first seqno means: nothing applied yet.
 
     \b
@@ -728,9 +729,9 @@ def position_reset(
     pipeline: PipelineName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget where the pipeline stands.
+    """Forget the pipeline's position.
 
-    The next start begins with the log's first transaction, or with --start. What is at the target stays there, and is
+    The next start begins with the log's first transaction, or with --start. The rows at the target stay, and are
     applied again unless you empty its tables. The pipeline's hold on the log is dropped.
 
     \b
@@ -758,10 +759,10 @@ def position_reset(
 def reset(
     ctx: typer.Context,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only show what would be removed.")] = False,
     after: Annotated[
         str | None,
-        typer.Option("--after", "-after", metavar="GTID", help="The last GTID handed out, if the log is too damaged."),
+        typer.Option("--after", "-after", metavar="GTID", help="The last GTID assigned, if the log is too damaged."),
     ] = None,
     forget_position: Annotated[
         bool,
@@ -775,10 +776,10 @@ def reset(
 ) -> None:
     """Clear the log: remove all its records.
 
-    The next one goes on after the last GTID, so that none is given out twice. Clear it only while the source is
-    idle: what was committed there and is not in the log may otherwise be captured twice, or be missed. Whoever has
-    not read the log yet loses what is cleared: a target that is behind cannot catch up, and a copy that is promoted
-    later may lack what others need. Refuses while somebody writes the log.
+    The next log continues after the last GTID, so that no GTID is used twice. Clear it only while the source is idle:
+    what was committed there and is not in the log may otherwise be captured twice, or be missed. A reader that has not
+    read the log yet loses what is cleared: a target that lags cannot catch up, and a copy that is promoted later may
+    lack what others need. Refuses while a process writes the log.
 
     \b
     Example:

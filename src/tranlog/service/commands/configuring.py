@@ -23,7 +23,7 @@ from tranlog.service.process.operating import OperatingOptions
 from tranlog.target.options import TargetKind
 
 config_app = new_app(
-    help="What the configuration says, and whether it can be.\n\n\b\nExample:\n  tranlog config show --origin"
+    help="What the configuration says, and whether it is valid.\n\n\b\nExample:\n  tranlog config show --origin"
 )
 _SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
@@ -43,24 +43,24 @@ def init(
     target: Annotated[
         TargetName | None,
         typer.Option(
-            "--target", "-target", help="The kind of target; null keeps its position alone.", show_default="sqlite"
+            "--target", "-target", help="The kind of target; null keeps only its position.", show_default="sqlite"
         ),
     ] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", "-from", metavar="SOURCE_URL", help="The source itself; with --to.")
+        str | None, typer.Option("--from", "-from", metavar="SOURCE_URL", help="The source's URL; with --to.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", "-to", metavar="TARGET_URL", help="The target itself; with --from.")
+        str | None, typer.Option("--to", "-to", metavar="TARGET_URL", help="The target's URL; with --from.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration to start from.
 
-    It works as it is, for SQLite on both ends. A file that is there is never overwritten.
+    It works as it is, for SQLite on both ends. An existing file is never overwritten.
 
-    With --from and --to it is what `tranlog copy --follow` goes on by: the tables that are there are loaded and then
-    followed by `tranlog run`. URLs are as for `tranlog copy`. Only its owner may read the file, since a password may
-    stand in it.
+    With --from and --to it is the configuration that `tranlog copy --follow` uses: `tranlog run` loads the existing
+    tables and then follows them. URLs are as for `tranlog copy`. Only its owner may read the file, since it may contain
+    a password.
 
     The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder,
     or copy-of-NAME by the source's URL.
@@ -75,7 +75,7 @@ def init(
     file = conf or DEFAULT_FILE
     of_urls = from_ is not None and to is not None
     if (from_ is None) != (to is None) or (of_urls and (source or target)):
-        raise typer.BadParameter("stand together, without --source and --target", param_hint="--from and --to")
+        raise typer.BadParameter("go together, without --source and --target", param_hint="--from and --to")
     origin = source_url(from_) if from_ is not None else None
     here = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
     name = service or (here if origin is None else f"copy-of-{origin.name}")
@@ -90,7 +90,7 @@ def init(
         with open(file, "x", encoding="utf-8", opener=_owners if of_urls else None) as stream:
             stream.write(text)
     except FileExistsError as exc:
-        raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
+        raise ConfigError(option=file, value=None, why="already exists, and is not overwritten") from exc
     both = "`tranlog capture`, `tranlog apply`, or `tranlog run` for both"
     first = "`tranlog doctor`, then `tranlog run`" if of_urls else both
     answer({"file": file, "service": name}, f"wrote {file} for service {name}; next: {first}", as_json)
@@ -105,7 +105,7 @@ def _owners(path: str, flags: int) -> int:
 def check(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Read the configuration as the other commands do, and start nothing.
 
-    Ends with 0, or with 2 and one line that names origin, key, value and reason.
+    Exit code 0, or 2 and one line that names origin, key, value and reason.
 
     \b
     Example:
@@ -130,10 +130,10 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
 @config_app.command("show")
 def show(
     ctx: typer.Context,
-    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from, too.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Also show where each value comes from.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print each key with the value that it has now; passwords and the like are hidden.
+    """Print each key with its value; passwords and the like are hidden.
 
     The origin is FILE:LINE, the name of a variable, the path of a secret's file, or the default.
 

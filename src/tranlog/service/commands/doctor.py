@@ -1,8 +1,8 @@
-"""`tranlog doctor`: what is wrong with a configuration's source, log, target and machine, and what mends it.
+"""`tranlog doctor`: what is wrong with a configuration's source, log, target and machine, and what fixes it.
 
 Owns the command, its order and its print; what is looked at is `source.kinds` and `pipeline.upkeep.checks`. The hard
-idea: it is asked when something does not work, so it waits for nobody: source and target are asked at the same time,
-with short timeouts, and what one of them does not tell is left out of the rest.
+idea: it is asked when something does not work, so it waits for no one: source and target are asked at the same time,
+with short timeouts, and what one of them does not answer is left out of the rest.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class PartOfService(NamedTuple):
 
 
 def doctor(ctx: typer.Context, as_json: AsJson = False) -> int:
-    """Look at source, log, target, Java, disk, clock, rights and retention, and change nothing.
+    """Check source, log, target, Java, disk, clock, rights and retention without changing anything.
 
-    Takes about two seconds, without Spark, also beside a capture and a pipeline that run. Of what is wrong it prints
-    the statement or the command that mends it. Exit code 0 where nothing is wrong, warnings or not, else 1.
+    Takes about two seconds, without Spark, also while a capture and a pipeline run. For each problem it prints the
+    statement or the command that fixes it. Exit code 0 if nothing is wrong, warnings or not, else 1.
 
     \b
     Example:

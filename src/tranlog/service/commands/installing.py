@@ -14,7 +14,7 @@ from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, 
 from tranlog.service.frame.tables import table_lines
 from tranlog.source.kinds import SourceObject, source_kind
 
-source_app = new_app(help="What capture made at the source.\n\n\b\nExample:\n  tranlog source list")
+source_app = new_app(help="What capture installed at the source.\n\n\b\nExample:\n  tranlog source list")
 
 
 def _show(found: list[SourceObject], as_json: bool) -> None:
@@ -28,9 +28,9 @@ def _show(found: list[SourceObject], as_json: bool) -> None:
 
 @source_app.command("list")
 def list_source(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List what stands at the source for capture, and whether anybody follows it.
+    """List what capture has installed at the source, and whether it is in use.
 
-    A slot that nobody follows keeps the server's WAL until its disk is full.
+    A slot that nobody reads keeps the server's WAL until its disk is full.
 
     \b
     Example:
@@ -47,9 +47,9 @@ def uninstall(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take away what capture made at the configured source: the log cannot go on from there.
+    """Remove what capture installed at the configured source; the log cannot continue from it afterwards.
 
-    Refused while a capture runs. A publication that capture did not make stays.
+    Refused while a capture runs. A publication that capture did not create stays.
 
     \b
     Example:

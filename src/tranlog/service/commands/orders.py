@@ -53,12 +53,12 @@ PipelineName = Annotated[
     str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="Instead of the configured name.")
 ]
 Authority = Annotated[
-    str | None, typer.Option("--tls-ca", metavar="FILE", help="Whose certificates to believe, in PEM.")
+    str | None, typer.Option("--tls-ca", metavar="FILE", help="The certificate authority to trust, in PEM.")
 ]
 Certificate = Annotated[
     str | None, typer.Option("--tls-cert", metavar="FILE", help="Your certificate with its key, in PEM.")
 ]
-SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE", help="Holds the shared secret.")]
+SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE", help="File with the shared secret.")]
 
 
 def config_of(ctx: typer.Context, said: Mapping[str, tuple[str, Any]] = NO_OPTIONS) -> Config:
@@ -196,14 +196,19 @@ def online(
     ] = None,
     until_time: Annotated[
         str | None,
-        typer.Option("--until-time", "-until-time", metavar="TIME", help="What was committed up to then, UTC."),
+        typer.Option("--until-time", "-until-time", metavar="TIME", help="Up to what was committed by this time, UTC."),
     ] = None,
     until_event: Annotated[
         str | None, typer.Option("--until-event", "-until-event", metavar="ID", help="Up to this event id, inclusive.")
     ] = None,
     until_heartbeat: Annotated[
         str | None,
-        typer.Option("--until-heartbeat", "-until-heartbeat", metavar="NAME", help="Up to the next of it; * is any."),
+        typer.Option(
+            "--until-heartbeat",
+            "-until-heartbeat",
+            metavar="NAME",
+            help="Up to the next heartbeat of this name; * is any.",
+        ),
     ] = None,
     skip_seqno: Annotated[
         str | None,
@@ -211,13 +216,13 @@ def online(
     ] = None,
     from_seqno: Annotated[
         int | None,
-        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First put all channels before this one."),
+        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First set all channels to before this seqno."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have an offline pipeline go on.
+    """Resume an offline pipeline.
 
-    With a limit it goes offline there. What --skip-seqno names is recorded at the target and is never applied, in this
+    With a limit it goes offline there. The seqnos of --skip-seqno are recorded at the target and never applied, in this
     run or a later one. Returns at once; `tranlog wait --state ONLINE` waits.
 
     \b
@@ -247,9 +252,9 @@ def offline(
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:
-    """Have a running pipeline rest; its process stays, for `tranlog online`.
+    """Take a running pipeline offline; its process stays, and `tranlog online` resumes it.
 
-    Waits until it is offline. A pipeline that is offline by an error forgets the error.
+    Waits until it is offline. A pipeline that is offline because of an error forgets the error.
 
     \b
     Example:
@@ -267,7 +272,7 @@ def offline(
 def wait(
     asks: Ask,
     applied: Annotated[
-        int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to here is applied.")
+        int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to it is applied.")
     ] = None,
     state: Annotated[
         str | None,
@@ -278,9 +283,9 @@ def wait(
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:
-    """Wait until a seqno is applied, or for a state.
+    """Wait until a seqno is applied, or until the pipeline has a state.
 
-    Exit code 1 if it did not come in time, 4 if it cannot come, the pipeline being offline by an error.
+    Exit code 1 if that did not happen in time, 4 if it cannot happen because the pipeline is offline with an error.
 
     \b
     Example:
@@ -288,7 +293,7 @@ def wait(
       tranlog wait --state ONLINE
     """
     if applied is None and state is None:
-        raise typer.BadParameter("say what to wait for", param_hint="--applied or --state")
+        raise typer.BadParameter("nothing to wait for is given", param_hint="--applied or --state")
     waiting = WaitFor(applied=applied, state=state, timeout_s=timeout_s)
     found = asks("/wait", waiting, timeout_s=timeout_s + GRACE_S)
     _show(found, as_json)
@@ -301,10 +306,10 @@ def flush(
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:
-    """Wait until everything that the log holds by now is applied.
+    """Wait until everything that the log holds now is applied.
 
-    What the source has committed and capture has not brought yet is not waited for. Exit code 1 if it did not come in
-    time.
+    Transactions that the source has committed and capture has not written yet are not included. Exit code 1 if it took
+    longer.
 
     \b
     Example:
@@ -322,12 +327,12 @@ def reload(
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:
-    """Have a running pipeline take up the channels and shards that its configuration file has now.
+    """Make a running pipeline use the channels and shards that its configuration file has now.
 
-    [pipeline] channels and, of [shards], what divides them among the channels: all channels come to one seqno by the
-    old plan and go on by the new one. Offline, it takes effect at the next online. Other keys that differ are named:
-    they need a restart. A file that is wrong changes nothing. Exit code 1 if the channels did not meet in time; the
-    plan then changes when they have.
+    [pipeline] channels and, of [shards], what divides them among the channels: all channels reach one seqno by the old
+    plan and continue by the new one. Offline, it takes effect at the next online. Other keys that differ are named:
+    they need a restart. An invalid file changes nothing. Exit code 1 if the channels did not reach one seqno in time;
+    the plan then changes when they have.
 
     \b
     Example:
@@ -361,14 +366,14 @@ def _plan_text(plan: dict[str, Any]) -> str:
 
 def heartbeat(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What --until-heartbeat will look for.")] = "NONE",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The name that --until-heartbeat looks for.")] = "NONE",
     host: Host = None,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a heartbeat put into the log: an empty transaction with a name, before which all channels meet.
+    """Put a heartbeat into the log: an empty transaction with a name, before which all channels meet.
 
     The process that writes the log appends it, `tranlog run` or `tranlog capture`; the source is not touched.
 

@@ -260,7 +260,7 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
     else:
         yield "          nothing captured yet"
     if source.now_at:
-        yield f"          stands at {source.now_at}"
+        yield f"          is at {source.now_at}"
     if source.in_flight is not None:
         yield f"          capture is {part_text(source.in_flight)}, for {_seconds(now - source.in_flight.began_at)}"
     if source.error is not None:
@@ -300,7 +300,7 @@ def _verified_lines(verdicts: Sequence[VerdictRow]) -> Iterator[str]:
 def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now: int) -> Iterator[str]:
     yield f"target    {target_text(pipeline)}"
     if pipeline.running is None:
-        state = f"last run by {pipeline.holder}; whether it runs was not looked at"
+        state = f"last run by {pipeline.holder}; not checked whether it runs"
     else:
         state = f"run by {pipeline.holder}" if pipeline.running else "not running"
     if process is not None:

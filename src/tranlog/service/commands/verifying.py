@@ -69,10 +69,10 @@ def verify(
     Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
     they are now: let the source rest and the target catch up first, or use --wait.
 
-    With --live neither has to rest. The capture that runs takes a snapshot of the source, whose place in the log is
-    exact, and channel 0 of the running pipeline one of the target when it gets there; both are compared while all goes
-    on. Tables that differ are verified once more with the rows. Exit code 1 also where a table could not be judged, or
-    not within --timeout. --pipeline and --repair are for --live.
+    With --live neither has to rest. The running capture takes a snapshot of the source whose place in the log is exact,
+    and channel 0 of the running pipeline takes one of the target when it gets there; both are compared while everything
+    keeps running. Tables that differ are verified once more with the rows. Exit code 1 also where a table could not be
+    judged, or not within --timeout. --pipeline and --repair are for --live.
 
     \b
     Example:
@@ -129,10 +129,10 @@ def check(
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:
-    """Compare source and target by value, once everything that the log holds by now is applied.
+    """Compare source and target by value, once everything that the log holds now is applied.
 
-    Through the pipeline's filters, as `tranlog verify`. Repeats the comparison until all is equal or the time is over,
-    since a source that is written to moves on. Exit code 1 if a table differs or the log was not applied in time.
+    Through the pipeline's filters, as `tranlog verify`. Repeats the comparison until all is equal or the time is up,
+    since a source that is written to keeps changing. Exit code 1 if a table differs or the log was not applied in time.
 
     \b
     Example:

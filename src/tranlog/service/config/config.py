@@ -86,7 +86,7 @@ class Config:
 def find_file(*, conf: str | None, service: str | None) -> str:
     """Return the configuration file that is meant.
 
-    `conf` names it. Else a `service` stands in `NAME.toml`, or in `tranlog.toml` if that file is the service's; else
+    `conf` names it. Else a `service` is in `NAME.toml`, or in `tranlog.toml` if that file is the service's; else
     it is `tranlog.toml`, all in the working directory. Raises ConfigError where the file is another service's.
     """
     if conf is None and service is not None:
@@ -108,7 +108,7 @@ def find_log(*, conf: str | None, service: str | None, directory: str | None) ->
     """Return the log directory that is meant: `directory` itself, or the one that a configuration names."""
     if directory is not None:
         if conf is not None or service is not None:
-            raise ConfigError(option="--dir", value=directory, why="stands alone, without --conf and --service")
+            raise ConfigError(option="--dir", value=directory, why="cannot be combined with --conf and --service")
         return directory
     return str(reading(find_file(conf=conf, service=service), only=("log",)).read().log.dir)
 
@@ -203,7 +203,7 @@ class _Making:
             return None
         dotted, value = f"{section}.{ways[-1]}", getattr(found, ways[-1])
         if len(ways) > 1:
-            why = f"stands beside {ways[0]} of {self.reading.origin(f'{section}.{ways[0]}')}; give one of them"
+            why = f"given together with {ways[0]} of {self.reading.origin(f'{section}.{ways[0]}')}; give one of them"
             raise self.reading.refusal(dotted, None, why)
         if ways[0] == f"{name}_env":
             if value not in self.reading.environ:
@@ -237,7 +237,7 @@ def _read_file(reading: Reading, dotted: str, path: str) -> str:
         with open(path, encoding="utf-8") as stream:
             return stream.read()
     except (OSError, UnicodeDecodeError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise reading.refusal(dotted, path, f"cannot be read: {why}") from exc
 
 
@@ -246,7 +246,7 @@ def _listed(make: _Making, path: str) -> PlanOptions:
     given = make.fields(PlanOptions, "shards")
     for beside in ("channels", "assignment", "serial", "default"):
         if beside in given:
-            why = f"{make.reading.origin(f'shards.{beside}')}: shards.{beside} stands beside it; give one of them"
+            why = f"{make.reading.origin(f'shards.{beside}')}: shards.{beside} is given too; give one of them"
             raise make.reading.refusal("shards.list", path, why)
     listed = parse_shard_list(_read_file(make.reading, "shards.list", path), file=path)
     return dataclasses.replace(listed, **given)

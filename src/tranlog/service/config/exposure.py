@@ -75,7 +75,7 @@ def check_exposure(option: str, address: str, exposure: Exposure) -> tuple[str, 
     if exposure.certificate is None:
         for name, file in (("tls_key", exposure.key), ("tls_client_ca", exposure.authority)):
             if file is not None:
-                raise ConfigError(option=name, value=file, why="stands without a tls_certificate")
+                raise ConfigError(option=name, value=file, why="needs a tls_certificate too")
     for secret in (exposure.secret, exposure.read_secret):
         if secret is not None and len(secret.encode()) < SECRET_BYTES_MIN:
             why = f"holds fewer than {SECRET_BYTES_MIN} bytes of secret"
@@ -101,7 +101,7 @@ def read_secrets(path: str) -> tuple[str | None, str | None]:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(option="secret_file", value=path, why=f"cannot be read: {exc}") from exc
     if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(option="secret_file", value=path, why="others may read it; use `chmod 600` on it")
+        raise ConfigError(option="secret_file", value=path, why="others can read it; use `chmod 600` on it")
     lines = [line.strip() for line in lines if line.strip()]
     reads = [line.removeprefix(_READ).strip() for line in lines if line.startswith(_READ)]
     operates = [line for line in lines if not line.startswith(_READ)]

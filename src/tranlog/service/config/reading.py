@@ -250,7 +250,7 @@ class Reading:
             dotted, key = f"{section}.{name}", self.keys[section].get(name)
             value = self._value(section, name, text if key is None else _typed(key, text), origin)
             if found.setdefault(section, {}).setdefault(name, value) != value:
-                raise ConfigError(option=origin, value="(hidden)", why=f"{origins[dotted]} says otherwise; give one")
+                raise ConfigError(option=origin, value="(hidden)", why=f"{origins[dotted]} differs; give one of them")
             origins[dotted] = origin
         return found
 
@@ -330,7 +330,7 @@ class Reading:
                 said = instead + url.removeprefix(begin)
                 said = self._prepared(ours, said, "target.URL", self.file, path=ours == "path")
                 if made.get(ours, said) != said:
-                    why = f"{ours} stands beside it and says otherwise; give one of them"
+                    why = f"{ours} is given too and differs; give one of them"
                     raise self.refusal("target.URL", url, why)
                 self._said_by("target", "URL", ours, said)
                 return {**made, ours: said}
@@ -493,4 +493,4 @@ def read_toml(file: str) -> Values:
     except RecursionError as exc:
         raise ConfigError(option=file, value=None, why="is nested too deeply") from exc
     except ValueError as exc:  # TOML's own error, bytes that are no UTF-8, a number of thousands of digits
-        raise ConfigError(option=file, value=None, why=f"is no TOML: {exc}") from exc
+        raise ConfigError(option=file, value=None, why=f"is not TOML: {exc}") from exc

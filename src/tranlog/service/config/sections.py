@@ -40,7 +40,7 @@ DEFAULT_SERVICE: Final = "tranlog"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceKeys:
-    """What stands in [service]."""
+    """The keys of [service]."""
 
     name: str = DEFAULT_SERVICE
     """How `thl -service NAME` finds this file; also the default of `source_id` and of the pipeline's name."""
@@ -48,7 +48,7 @@ class ServiceKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogKeys:
-    """What stands in [log] beside the options of a log."""
+    """The keys of [log] beside the options of a log."""
 
     dir: str = field(metadata={"path": True, "example": "log"})
     """The log's directory."""
@@ -56,14 +56,14 @@ class LogKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceKeys:
-    """What stands in [source] beside the options of a kind whose tables can be loaded."""
+    """The keys of [source] beside the options of a kind whose tables can be loaded."""
 
     load: Literal["all", "none"] | tuple[str, ...] = field(default="all", metadata={"example": ["shop.orders"]})
-    """The tables whose rows are taken into the log when capture first begins a new one: `all`, `none`, or a list of
+    """The tables whose rows are loaded into the log when capture starts a new one: `all`, `none`, or a list of
     `schema.table`."""
 
     def check(self) -> None:
-        """Raise ConfigError for a name that is none."""
+        """Raise ConfigError for an invalid name."""
         if isinstance(self.load, str):
             return
         for name in self.load:
@@ -82,17 +82,17 @@ class SourceKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureKeys:
-    """What stands in [capture] beside the options of a capture; what guards its ports stands in [pipeline]."""
+    """The keys of [capture] beside the options of a capture; what protects its ports is in [pipeline]."""
 
     control: str | None = field(default=None, metadata={"example": "127.0.0.1:4714"})
-    """Where the operator of `tranlog capture` reaches it, beside the socket in the log's folder."""
+    """The address of the control endpoint of `tranlog capture`, besides the socket in the log's folder."""
     metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4715"})
-    """The same for Prometheus, and for whoever only reads. `tranlog run` has the ports of [pipeline]."""
+    """The same for Prometheus and other read-only clients. `tranlog run` uses the addresses in [pipeline]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardKeys:
-    """What stands in [shards] beside the plan of a pipeline."""
+    """The keys of [shards] beside the plan of a pipeline."""
 
     rule: ShardRuleKind | None = field(
         default=None, metadata={"default": "by the kind of source", "only": ("sqlite", "mariadb", "postgres")}
@@ -109,7 +109,7 @@ class ShardKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginKeys:
-    """What stands in [target] beside the options of a target."""
+    """The keys of [target] beside the options of a target."""
 
     user: str | None = field(default=None, metadata={"only": ("postgres", "mariadb")})
     """The user, where the dsn names none."""
@@ -121,29 +121,29 @@ class LoginKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineKeys:
-    """What stands in [pipeline] beside what is applied and how."""
+    """The keys of [pipeline] beside what is applied and how."""
 
     name: str = field(default="", metadata={"default": "the service's name"})
-    """Whose positions these are at the target."""
+    """The name under which its positions are recorded at the target."""
     control: str | None = field(default=None, metadata={"example": "127.0.0.1:4712"})
-    """Where its operator reaches it, beside the socket in the log's folder."""
+    """The address of its control endpoint, besides the socket in the log's folder."""
     metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4713"})
-    """For Prometheus, and for whoever only reads."""
+    """The same for Prometheus and other read-only clients."""
     tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "tranlog.pem"})
-    """With `tls_key`, and `secret_file` or `tls_client_ca`: for addresses that others reach."""
+    """With `tls_key`, and `secret_file` or `tls_client_ca`: for addresses beyond loopback."""
     tls_key: str | None = field(default=None, metadata={"path": True, "example": "tranlog.key"})
     """The key of `tls_certificate`."""
     tls_client_ca: str | None = field(default=None, metadata={"path": True, "example": "operators.pem"})
-    """Whose certificates operate, without a token."""
+    """The authority whose clients may operate it without a token."""
     secret_file: str | None = field(default=None, metadata={"path": True, "example": "control.secret"})
     """The tokens of clients beyond loopback; only its owner may read this file."""
     on_error: OnError = OnError.END
-    """`offline`: the process stays, OFFLINE:ERROR, until `tranlog online`."""
+    """`offline`: the process stays, in OFFLINE:ERROR, until `tranlog online`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKeys:
-    """What stands in [group]: this node of a group that replicates the log."""
+    """The keys of [group]: this node of a group that replicates the log."""
 
     name: str = field(default="", metadata={"default": "the service's name"})
     """The group's name, the same at all its nodes."""
@@ -152,11 +152,11 @@ class GroupKeys:
     listen: str = "127.0.0.1:2112"
     """Where other nodes and clients reach it, HOST:PORT; beyond loopback only with the three `tls_` keys."""
     address: str = field(default="", metadata={"default": "what `listen` says", "example": "a.example:2112"})
-    """What the others are told, where that is another address."""
+    """The address that other nodes use, if it differs from `listen`."""
     via: dict[str, str] = field(default_factory=dict, metadata={"example": {"b": "b.internal.example:2112"}})
-    """By node, at which address this one reaches it instead of the one that the group knows."""
+    """For each node, the address at which this one reaches it, instead of the one that the group knows."""
     restore: Literal["auto", "manual"] = "auto"
-    """Where nobody has what it lacks: it gets a whole log by itself, or waits for `tranlog group restore`."""
+    """If no node has the records that it lacks: it fetches a whole log, or waits for `tranlog group restore`."""
     lag_limit_bytes: int = field(default=LAG_LIMIT_BYTES, metadata={"example": "256MB"})
     """While the nearest voter with data lacks more of this primary's log, writers wait; 0: never."""
     tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "a.pem"})
@@ -164,18 +164,18 @@ class GroupKeys:
     tls_key: str | None = field(default=None, metadata={"path": True, "example": "a.key"})
     """The key of `tls_certificate`."""
     tls_ca: str | None = field(default=None, metadata={"path": True, "example": "group.pem"})
-    """The group's authority: whose certificates nodes and clients have."""
+    """The group's authority, which signs the certificates of nodes and clients."""
     clients: dict[str, tuple[Permission, ...]] = field(
         default_factory=dict, metadata={"example": {"shop": ["read", "write"], "reports": ["read"]}}
     )
     """What a client may do, by the name in its certificate: `read`, `write`, `operate`. With the three `tls_` keys."""
     control: str | None = field(default=None, metadata={"example": "127.0.0.1:4716"})
-    """Where the operator of `tranlog node run` reaches it, beside the socket in the log's folder."""
+    """The address of the control endpoint of `tranlog node run`, besides the socket in the log's folder."""
     metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4717"})
-    """The same for Prometheus, and for whoever only reads; what guards both stands in [pipeline]."""
+    """The same for Prometheus and other read-only clients; [pipeline] has what protects both."""
 
     def check(self) -> None:
-        """Refuse what cannot be meant. Raises ConfigError."""
+        """Reject impossible values. Raises ConfigError."""
         if self.lag_limit_bytes < 0:
             raise ConfigError(option="lag_limit_bytes", value=self.lag_limit_bytes, why="is 0, for never, or more")
 
@@ -211,7 +211,7 @@ _NOT_IN_PIPELINE: Final = frozenset(
         *("until_seqno", "limit", "leave_out", "take_over"),
     }
 )
-"""The fields of ApplyOptions that are no keys of [pipeline]: they stand in other sections, or are one run's."""
+"""The fields of ApplyOptions that are no keys of [pipeline]: they are in other sections, or belong to one run."""
 _SECTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "service": (ServiceKeys,),
     "log": (LogKeys, LogOptions),

@@ -34,17 +34,17 @@ _LIVE: Final = (
     "source.user",
     "source.start",
 )
-"""Keys that stand uncommented beside those without which nothing works."""
+"""Keys that are shown uncommented, besides those that are required."""
 
 _HEAD: Final = """\
 ## tranlog: from a source database through a log to a target database.
-## A key after one "#" is not set. What stands there is its default, or an example where the end of its line says so.
-## Relative paths count from this file's folder; times and sizes may have units: "30s", "64MiB". A variable of the
-## environment outranks this file: TRANLOG_PIPELINE__CHANNELS=8. All of it: docs/configuration.md.
+## A key after one "#" is not set. Its value is the default, or an example if the end of its line says so.
+## Relative paths count from this file's folder; times and sizes may have units: "30s", "64MiB". An environment
+## variable overrides this file: TRANLOG_PIPELINE__CHANNELS=8. All of it: docs/configuration.md.
 ## Next: `tranlog capture` (source to log), `tranlog apply` (log to target), or `tranlog run` (both).
 """
 _FILTER: Final = """
-## What is left out, renamed, masked or delayed on the way, in this order: docs/filters.md
+## What is left out, renamed, masked or delayed, in this order: docs/filters.md
 # [[filter]]  # example; default: none
 # kind = "exclude"
 # tables = ["scratch.*"]
@@ -93,10 +93,10 @@ def _shown(key: ConfigKey, example: Any, service: str) -> str:
     if "needs" in key.metadata:
         note += f"; with {key.metadata['needs']}"
     if "instead" in key.metadata:
-        note += f"; in the place of {key.metadata['instead']}"
+        note += f"; instead of {key.metadata['instead']}"
     line = f"{key.name} = {toml(key.name, value)}"
     if key.name == "kind":
-        return f"{line}\n"  # the words that it may be are obvious
+        return f"{line}\n"  # its values are obvious
     doc = _first(key.doc)
     if live and len(line) + len(doc) + 4 <= _WIDTH:
         return f"{line}  # {doc}\n"
@@ -171,15 +171,16 @@ A value comes from the first of these that gives it:
 4. the file
 5. the default
 
-In the environment and in secrets a text stands without quotes; everything else is written as in TOML. Keys with time
+In the environment and in secrets a text is written without quotes; everything else is written as in TOML. Keys with
+time
 (`_s`) are numbers of seconds or have units, `"1h 30m"` (ms, s, m, min, h, d); keys with `_bytes` are numbers of bytes
 or have units (b, kb, mb, gb, kib, mib, gib). Relative paths count from the file's folder, `~` is the home folder.
 
-A password or secret is given in one way: the key itself, `_file` or `_env`. Two that stand beside each other are an
-error, whatever their origins, as are an unknown key, a variable of an unknown section, and two names of one thing that
-differ. Where a meaning says None, the key is left out.
-An error names origin, line, key, value and reason, and ends the command with code 2; no message and no listing shows a
-value that is marked *hidden*. The ancestors' names in `[log]` and `URL` in `[target]` are in docs/operations.md.
+A password or secret is given in one way: the key itself, `_file` or `_env`. Two of them together are an error, wherever
+they come from, as are an unknown key, a variable of an unknown section, and two names of one option with different
+values. Where a description says None, leave the key out. An error names origin, line, key, value and reason, and ends
+the command with code 2; no message and no listing shows a value that is marked *hidden*. For the ancestors' names in
+`[log]` and `URL` in `[target]` see docs/operations.md.
 """
 
 

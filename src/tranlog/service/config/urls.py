@@ -1,6 +1,6 @@
 """Databases named by URL: `sqlite:///shop.db`, `postgresql://user@host/shop`, `mariadb://user@host/shop`.
 
-Owns what a URL says of a source and of a target. No message repeats one, since a password may stand in it.
+Owns what a URL says of a source and of a target. No message repeats one, since it may contain a password.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def target_url(url: str) -> DatabaseUrl:
 
 
 _HEAD: Final = """\
-# Written by `tranlog copy --follow`, which goes on by it, or by `tranlog init`. Every key: docs/configuration.md.
+# Written by `tranlog copy --follow`, which uses it, or by `tranlog init`. Every key: docs/configuration.md.
 """
 
 

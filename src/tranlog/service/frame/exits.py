@@ -1,8 +1,8 @@
 """From what went wrong to an exit code and one line: the one place that decides how a command ends.
 
 Owns the exit codes and the words on stderr. What happened and what to do next is the error's own message. The hard
-idea: a script that runs us must be able to tell "mend the surroundings and start again" (4) from "look at the data
-first" (3) without reading a message, so every error of the tree has its place in one table, and a test says so.
+idea: a script that runs us must be able to tell "fix the environment and start again" (4) from "look at the data first"
+(3) without reading a message, so every error of the tree has its place in one table, and a test checks that.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class ExitCode(enum.IntEnum):
 
     DONE = 0
     CHECK_FAILED = 1
-    """A check that was asked for says no: tables differ, a seqno or a queue is not there, the operator declined."""
+    """A requested check failed: tables differ, a seqno or a queue does not exist, the operator declined."""
     USAGE = 2
     """The command line or the configuration."""
     DATA = 3
-    """Damaged or inconsistent data, a conflict at the target among it: look before you start again."""
+    """Damaged or inconsistent data, or a conflict at the target: look before you start again."""
     SURROUNDINGS = 4
-    """Lock held, disk full, server away, no Java: mend it and start again."""
+    """Lock held, disk full, server unreachable, no Java: fix it and start again."""
     BUG = 70
     """An error that tranlog did not foresee (EX_SOFTWARE): please report it."""
     INTERRUPTED = 130
     """Ctrl-C in a command that has nothing to finish."""
     READER_GONE = 141
-    """Whoever read our output went away, as in `thl list | head`."""
+    """The reader of our output went away, as in `thl list | head`."""
 
 
 class ReaderGone(Exception):
@@ -212,7 +212,7 @@ def _message(error: BaseException, *, prog: str) -> str:
             what = str(error)
             return (
                 f"unexpected {type(error).__name__}{': ' if what else ''}{what}; this is a defect of tranlog. "
-                "Run it again with --debug in front and report the traceback"
+                "Run it again with --debug and report the traceback"
             )
 
 

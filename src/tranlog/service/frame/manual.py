@@ -1,7 +1,7 @@
 """Manual pages, made from the same words that `--help` prints. Decides, does not act.
 
 Owns the form of `thl.1` and `tranlog.1`. The hard idea: a page that somebody writes by hand is wrong after the next
-option, so nothing stands in it but what the commands say of themselves, and a test holds the files against this.
+option, so it contains only what the commands say of themselves, and a test compares the files with this.
 
 Source: man-pages(7) for the order of the sections.
 """
@@ -17,13 +17,13 @@ from tranlog.service.frame.exits import ExitCode
 
 _EXIT_CODES: Final = (
     (ExitCode.DONE, "Done."),
-    (ExitCode.CHECK_FAILED, "A check that was asked for says no: a seqno is not there, tables differ, you declined."),
+    (ExitCode.CHECK_FAILED, "A requested check failed: a seqno does not exist, tables differ, you declined."),
     (ExitCode.USAGE, "The command line or the configuration."),
     (ExitCode.DATA, "Damaged or inconsistent data, or a conflict at the target: look before you start again."),
-    (ExitCode.SURROUNDINGS, "Lock held, disk full, server away, no Java: mend it and start again."),
+    (ExitCode.SURROUNDINGS, "Lock held, disk full, server unreachable, no Java: fix it and start again."),
     (ExitCode.BUG, "An error that tranlog did not foresee: please report it."),
     (ExitCode.INTERRUPTED, "Ctrl\\-C in a command that has nothing to finish."),
-    (ExitCode.READER_GONE, "Whoever read the output went away."),
+    (ExitCode.READER_GONE, "The reader of the output went away."),
 )
 
 

@@ -197,7 +197,7 @@ class ByName(_Body, frozen=True):
 
 
 class AddNode(_Body, frozen=True):
-    """A node that runs at `address`, and how it is to be a member; `replace`: in the place of the one of its name."""
+    """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name."""
 
     name: str
     address: str

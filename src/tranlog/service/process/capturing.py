@@ -2,7 +2,7 @@
 
 Owns how a log that has no records yet is begun: after whatever knows a position, and at the source's position where
 a cleared log left one. The capture loop itself is `capture`'s. The hard idea: a log is only ever empty by accident or
-by intent, never by right, so before the first GTID is given out everybody who may have seen a higher one is asked.
+by intent, never by right, so before the first GTID is assigned everybody who may have seen a higher one is asked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ is busy; with Python's own 5 ms that is a tenth as many commits."""
 
 
 def find_beginning(config: Config, *, new_log: bool) -> Gtid | None:
-    """Return after which position of the target a log without records begins; its own mark is the log's to heed.
+    """Return after which position of the target a log without records begins; its own mark is the log's to use.
 
     A channel that has applied nothing counts too: it stands before what it will apply first. With `new_log` the
     target is not asked. Raises TargetUnavailableError where it does not answer.
@@ -59,7 +59,7 @@ def _positions_at_target(config: Config) -> list[ChannelRow]:
         where = exc.where if isinstance(exc, TargetUnavailableError) else "[target]"
         why = (
             f"{exc}. The log has no records, and a new one must begin after what the target holds, so that no GTID "
-            "is given out twice; --new-log begins at seqno 0 without asking it"
+            "is used twice; --new-log begins at seqno 0 without asking it"
         )
         raise TargetUnavailableError(where=where, why=why) from exc
 

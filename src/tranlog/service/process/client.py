@@ -135,7 +135,7 @@ def _words(exc: Exception, cause: OSError | None) -> str:
     import httpx
 
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not believed: {cause.verify_message}; --tls-ca names whom to believe"
+        return f"its certificate is not trusted: {cause.verify_message}; --tls-ca names the authority to trust"
     if isinstance(exc, httpx.TimeoutException):
         return "it did not answer in time"
     return (None if cause is None else cause.strerror) or str(exc) or type(exc).__name__

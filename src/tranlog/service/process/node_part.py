@@ -76,7 +76,7 @@ class NodePart:
 
     @api.post("/group/freeze")
     def freeze(self, asked: api.Freeze) -> dict[str, Any]:
-        """Have a node not stand for a while. Raises GroupOrderError, ConfigError."""
+        """Keep a node from standing for a while. Raises GroupOrderError, ConfigError."""
         return self._order("freeze", asked)
 
     @api.post("/group/sync-from")
@@ -88,7 +88,7 @@ class NodePart:
     def reconfigure(self, asked: api.Reconfigure) -> dict[str, Any]:
         """Force a configuration upon this node, whatever is lost by it. Raises GroupOrderError, ConfigError."""
         if not asked.force:
-            why = "without a majority the configuration changes by force alone; `add` and `remove` change it else"
+            why = "without a majority the configuration changes only by force; otherwise `add` and `remove` change it"
             raise ConfigError(option="--force", value=None, why=why)
         return self._order("reconfigure", asked)
 

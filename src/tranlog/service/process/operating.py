@@ -190,7 +190,7 @@ class Operator:
 
     @api.post("/reload")
     def reload(self, asked: api.WithinTime) -> api.Reloaded:
-        """Go on by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
+        """Continue by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
         if self._reread is None:
             raise ConfigError(option="reload", value=None, why="the process was started without a configuration file")
         found = self._reread()

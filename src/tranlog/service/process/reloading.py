@@ -53,7 +53,7 @@ class ConfigFile:
         }
         if self._channels is not None:
             if wanted.channels != self._channels:
-                at_restart.add(f"pipeline.channels (the command line said {self._channels})")
+                at_restart.add(f"pipeline.channels (the command line says {self._channels})")
             wanted = dataclasses.replace(wanted, channels=self._channels)
             try:
                 wanted.shard_plan().check()

@@ -1,7 +1,7 @@
 """The HTTP server of a process: on its unix socket always, on a port where asked.
 
 Owns the doors, who may come in by which, the limits of what a peer can cost, and the thread that serves. What can be
-asked is told by the parts of the process, see `api`. The hard idea: nothing that answers takes part in the work. The
+asked the parts of the process answer, see `api`. The hard idea: nothing that answers takes part in the work. The
 server has a thread and a loop of its own, each operation runs in one more, and a peer holds a connection and no more:
 its handshake, head, body and reading are bounded in time and size, and so is the number of peers at a door.
 
@@ -61,7 +61,7 @@ _GRACE_S: Final = 2.0
 _PING_S: Final = 1.0
 _UNKNOWN: Final = (
     "is no operation of this process; one that applies does not write the log, one that captures has no pipeline "
-    "(/openapi.json has all that it answers)"
+    "(/openapi.json lists what it answers)"
 )
 
 ResultT = TypeVar("ResultT")
@@ -109,7 +109,7 @@ def open_port(option: str, address: str, exposure: Exposure, *, most: Role = Rol
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as exc:
-        why = f"cannot be listened at: {exc.strerror or exc}"
+        why = f"cannot be listened on: {exc.strerror or exc}"
         raise ConfigError(option=option, value=address, why=why) from exc
     return Door(listener=listener, most=most, exposure=exposure, tls=tls)
 
@@ -160,7 +160,7 @@ def _admit(scope: Scope) -> None:
     if door.path is None and door.tls is None and name != "localhost" and not is_literal(name):
         raise HTTPException(403, f"Host {host!r} is neither localhost nor an address")  # a page, by a name of its own
     if origin != host:
-        raise HTTPException(403, "a page from elsewhere may not ask this process")
+        raise HTTPException(403, "pages from other origins may not call this process")
     role: Role | None = Role.OPERATE
     if door.path is None:
         given = headers.get("authorization", "").removeprefix("Bearer ")

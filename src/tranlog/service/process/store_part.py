@@ -164,7 +164,7 @@ class StorePart(StoreLooks):
     def back_up(self, asked: api.BackUp) -> StoreVerdict:
         """Copy the store into a directory that is not there yet, durable; check the copy. Raises ConfigError."""
         if not os.path.isabs(asked.to):
-            raise ConfigError(option="to", value=asked.to, why="it is no absolute path")
+            raise ConfigError(option="to", value=asked.to, why="it is not an absolute path")
         return back_up(self._own, asked.to)
 
     @api.post("/store/decide")

@@ -16,12 +16,12 @@ from tranlog.service.frame.progress import Progress
 KINDS = "\n".join(["\b", "Kinds:", *[f"  {kind}: {meaning}" for kind, meaning in MEANINGS.items()]])
 HELP = f"""Copy the log in SRC, as it is now, into DST in the other codec: native or the Tungsten replicator's.
 
-Seqno, epoch, source id, event id, shard and commit time of every transaction stay what they are. SRC is looked through
-first; what the other codec cannot say is listed with counts and first seqnos, and refused without --lossy. A conversion
-that was cut off at any moment goes on when it is started again, and so does a finished one when SRC has grown. DST gets
-a note, converted.json, of what it was made from; a DST that is not the beginning of this log is refused. The Java
-serializer's payloads are kept as they are, and their changes cannot be read. With --to native a native log is copied:
-every record byte for byte, with the identity of its history; segments are cut anew.
+Seqno, epoch, source id, event id, shard and commit time of every transaction are kept. SRC is scanned first; what the
+other codec cannot express is listed with counts and first seqnos, and refused without --lossy. An interrupted
+conversion continues when it is started again, and so does a finished one when SRC has grown. DST gets a note,
+converted.json, of what it was made from; a DST that is not the beginning of this log is refused. The Java serializer's
+payloads are kept as they are, and their changes cannot be read. With --to native a native log is copied: every record
+byte for byte, with the identity of its history; segment boundaries are new.
 
 \b
 Example:
@@ -45,7 +45,7 @@ def outcome_line(done: Conversion) -> str:
         return f"the log at {done.source} holds no transaction; nothing was written"
     if done.complete_before:
         return f"{done.destination} is complete already: it ends at seqno {done.last_seqno}, like {done.source}"
-    went_on = "went on: " if done.resumed else ""
+    went_on = "continued: " if done.resumed else ""
     return (
         f"{went_on}converted {done.transactions} transactions, seqno {done.first_seqno} to {done.last_seqno}, into "
         f"{done.destination} ({done.to})"
@@ -57,11 +57,11 @@ def convert_command(
     destination: Annotated[str, typer.Argument(metavar="DST", help="A directory; its parent exists.")],
     to: Annotated[Codec | None, typer.Option("-to", "--to", help="The codec of DST; default: the other one.")] = None,
     lossy: Annotated[
-        bool, typer.Option("-lossy", "--lossy", help="Leave out what the other codec cannot say.")
+        bool, typer.Option("-lossy", "--lossy", help="Leave out what the other codec cannot express.")
     ] = False,
     as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
 ) -> int:
-    """Run the command; HELP is what its help says."""
+    """Run the command; HELP is its help."""
 
     def show(findings: tuple[Finding, ...]) -> None:
         for line in finding_lines(findings):

@@ -23,25 +23,25 @@ def plan_lines(plan: RepairPlan) -> Iterator[str]:
     for step in plan.steps:
         yield _step_line(step)
     if not plan.steps:
-        yield "no record is touched: the stored index and the positions are forgotten, and found anew"
+        yield "no record is changed: the stored index and the positions are discarded, and rebuilt"
     yield from lost_lines(plan.lost)
     if plan.last_seqno < plan.first_seqno:
-        yield f"the log then holds nothing and goes on at seqno {plan.first_seqno}"
+        yield f"the log then holds nothing and continues at seqno {plan.first_seqno}"
     else:
         yield f"the log then holds seqno {plan.first_seqno} to {plan.last_seqno}"
     for name in plan.ahead:
-        yield f"{name} stands after that: it will refuse to go on, since it has applied what is lost"
+        yield f"{name} is after that: it will refuse to continue, since it has applied what is lost"
 
 
 def _step_line(step: Step) -> str:
     name = segment_name(step.segment)
     match step:
         case Rewrite(offset=offset, why=why):
-            return f"write again: {why}, offset {offset}; nothing is lost by it"
+            return f"write again: {why}, offset {offset}; this loses nothing"
         case CutOff(offset=offset, size=size):
             return f"cut off: {size} bytes of {name}, from offset {offset} on"
         case Remove(size=size):
-            return f"take away: {name}, {size} bytes"
+            return f"remove: {name}, {size} bytes"
 
 
 def lost_lines(lost: Lost) -> Iterator[str]:
@@ -54,13 +54,13 @@ def lost_lines(lost: Lost) -> Iterator[str]:
         ends = "" if span.first == span.last else f" to GTID({span.epoch}, {span.last})"
         yield f"LOST GTID({span.epoch}, {span.first}){ends}"
     if len(lost.gtids) > SPANS_SHOWN:
-        yield f"LOST and {len(lost.gtids) - SPANS_SHOWN} more runs of GTIDs; all stand in the report in cut/"
+        yield f"LOST and {len(lost.gtids) - SPANS_SHOWN} more runs of GTIDs; the report in cut/ lists all"
     for first, last in lost.unreadable[:SPANS_SHOWN]:
         yield f"LOST seqno {first}{'' if first == last else f' to {last}'}, unreadable: damaged, or missing"
     if len(lost.unreadable) > SPANS_SHOWN:
         yield f"LOST and {len(lost.unreadable) - SPANS_SHOWN} more runs of unreadable seqnos"
     if lost.unread_bytes:
-        yield f"LOST perhaps more: nobody can say what the last {lost.unread_bytes} bytes held"
+        yield f"LOST perhaps more: it is unknown what the last {lost.unread_bytes} bytes held"
 
 
 def outcome_lines(outcome: RepairOutcome) -> Iterator[str]:
@@ -80,7 +80,7 @@ def diff_lines(found: LogDiff) -> Iterator[str]:
         yield "common = none: no seqno is in both, so nothing was compared"
     else:
         yield f"common = seqno {found.common_first} to {found.common_last}"
-        how = "each, its content included" if found.full else "equal GTIDs presumed to mean equal history before them"
+        how = "each, its content included" if found.full else "assuming that equal GTIDs mean equal history before them"
         yield f"compared = {found.compared} transactions, {how}"
     if found.first is None:
         yield "first difference = none"

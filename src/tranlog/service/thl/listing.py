@@ -94,7 +94,7 @@ def verify_lines(found: VerifyReport) -> Iterator[str]:
     yield f"fragments = {found.fragments}"
     if found.spilled:
         yield f"spilled = {found.spilled} ({_megabytes(found.spill_bytes)})"
-    unproven = "none" if not found.unchecked else f"{found.unchecked} fragments, whose bytes nothing proves"
+    unproven = "none" if not found.unchecked else f"{found.unchecked} fragments, whose bytes cannot be checked"
     yield f"without checksum = {unproven if found.checksums_used else 'not looked at'}"
     yield f"end = {found.tail or 'clean'}"
     yield f"stored index = {found.index}"

@@ -2,7 +2,7 @@
 
 Owns the program and its smaller commands, by the ancestor's names. `thl_list` has list and tail, `thl_dump` dump; the
 text forms are in `listing`, what damage means in `log.verify`. The hard idea: a script that knows the ancestor's `thl`
-must not be surprised, so what it had is here under its name, and what we do not have says where it went.
+must not be surprised, so what it had is here under its name, and what we do not have says where to find it.
 
 Source: thl-internals, "'thl' Utility"; docs/conformance.md, B7.
 """
@@ -91,7 +91,7 @@ def locate(
     ] = None,
     tls_cert: Annotated[
         str | None,
-        typer.Option("-tls-cert", "--tls-cert", metavar="FILE", help="With -node: the own certificate with its key."),
+        typer.Option("-tls-cert", "--tls-cert", metavar="FILE", help="With -node: your certificate with its key."),
     ] = None,
     debug: Debug = False,
     verbose: Verbose = False,
@@ -114,7 +114,7 @@ def locate(
     require_command(ctx)
     located = (service, conf, directory)
     if node is not None and located != (None, None, None):
-        raise typer.BadParameter("stands without -service, -conf and -dir", param_hint="-node")
+        raise typer.BadParameter("cannot be combined with -service, -conf and -dir", param_hint="-node")
     if (tls_ca is None) != (tls_cert is None) or (tls_ca is not None and node is None):
         raise typer.BadParameter("-tls-ca and -tls-cert go together, with -node", param_hint="-tls-ca")
     ctx.obj = located if node is None else FarLog(node, tls_ca, tls_cert)
@@ -175,7 +175,7 @@ def info(
 
 @app.command("skip", hidden=True)
 def skip() -> int:
-    """Say where this went: a running pipeline leaves transactions out.
+    """Print what replaces it: a running pipeline skips transactions.
 
     \b
     Example:
@@ -198,11 +198,11 @@ def purge(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
 ) -> None:
-    """Remove transactions from one end of the log. Needs the writer's lock: stop whoever writes it.
+    """Remove transactions from one end of the log. Needs the writer's lock: stop the process that writes it.
 
-    From the front whole segments go, as many as the range covers. From the end of the Java replicator's log records
-    are cut off; a native log is rolled back instead, so that no GTID means two things: what is abandoned stays in its
-    segments, and `thl list -abandoned` shows it. A range in the middle is refused.
+    From the front, whole segments are removed, as many as the range covers. From the end of a Java replicator's log,
+    records are cut off; a native log is rolled back instead, so that no GTID means two things: what is abandoned stays
+    in its segments, and `thl list -abandoned` shows it. A range in the middle is refused.
 
     \b
     Example:
@@ -210,7 +210,7 @@ def purge(
       thl -dir log purge -low 70000 -y
     """
     if seqno is not None and (low is not None or high is not None):
-        raise typer.BadParameter("stands alone, without -low and -high", param_hint="-seqno")
+        raise typer.BadParameter("cannot be combined with -low and -high", param_hint="-seqno")
     if seqno is not None:
         low = high = seqno
     if low is not None and high is not None and low > high:
@@ -235,7 +235,7 @@ def verify(
 ) -> int:
     """Read every record and check it: framing, checksums, the order of seqnos, fragments and segments.
 
-    Goes on after damage, to tell its extent. A log may be checked while it is written.
+    Continues after damage, to show its extent. Works while the log is written.
 
     \b
     Example:
@@ -271,16 +271,15 @@ def repair(
             "segments after the last damage.",
         ),
     ] = Keep.FRONT,
-    dry_run: Annotated[bool, typer.Option("-dry-run", "--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("-dry-run", "--dry-run", help="Only show what would be done.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
 ) -> int:
     """Make a damaged log one that opens and verifies clean, and say what was lost.
 
-    Needs the writer's lock: stop whoever writes the log. What is cut off or taken away is kept in cut/, and so is a
-    report. Headers, sync and rotate records of a native log are written again where no transaction is missing. A
-    repair that was interrupted is finished by another one. A copy of the damaged segment is always better: restore
-    that, if there is one.
+    Needs the writer's lock: stop the process that writes the log. What is cut off or removed is kept in cut/, with a
+    report. Headers, sync and rotate records of a native log are written again where no transaction is missing. Repair
+    again to finish an interrupted repair. A copy of the damaged segment is always better: restore it, if there is one.
 
     \b
     Example:
@@ -338,12 +337,12 @@ def diff(
     ] = SHOWN,
     as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
 ) -> int:
-    """Print where two logs first disagree, and what each alone has.
+    """Print where two logs first differ, and what only one of them has.
 
-    A few looks find the first difference in logs of any size, since equal GTIDs mean equal history; that presumes
-    that neither log was changed by a hand. With --full nothing is presumed. What was purged from one of them is not
-    compared. Each may be native or the Java replicator's, whose epochs rise but prove nothing: use --full there. Exit
-    code 1 if they disagree or have no seqno in common.
+    A few reads find the first difference in logs of any size, since equal GTIDs mean equal history; that assumes that
+    neither log was changed by hand. With --full nothing is assumed. What was purged from one of them is not compared.
+    Each may be native or the Java replicator's, whose epochs rise but prove nothing: use --full there. Exit code 1 if
+    they differ or have no seqno in common.
 
     \b
     Example:

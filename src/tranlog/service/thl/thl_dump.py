@@ -40,7 +40,7 @@ def dump(
     seqno: SeqnoOption = None,
     fragno: Annotated[
         int | None,
-        typer.Option("-fragno", "--fragno", metavar="N", min=0, help="Which fragment of it; if spilled, its chunk."),
+        typer.Option("-fragno", "--fragno", metavar="N", min=0, help="Which of its fragments; if spilled, the chunk."),
     ] = None,
     file: Annotated[
         str | None,

@@ -1,8 +1,8 @@
 """`thl list` and `thl tail`: which transactions are wanted, and in which form.
 
-Owns the selectors and the forms of a listing, and how they may stand together. The hard idea: an answer is either
-about what was asked for or an error. A seqno that the log does not hold is never answered with its neighbour
-(B7-23), and a listing that cannot go on does not end as if it were done.
+Owns the selectors and the forms of a listing, and which of them go together. The hard idea: an answer is either about
+what was asked for or an error. A seqno that the log does not hold is never answered with its neighbour (B7-23), and a
+listing that cannot continue does not end as if it were complete.
 
 Source: thl-internals, "'thl' Utility".
 """
@@ -139,10 +139,10 @@ def select(
         if value is not None
     ]
     if len(alone) > 1:
-        raise typer.BadParameter(f"stands alone, without {alone[1]}", param_hint=alone[0])
+        raise typer.BadParameter(f"cannot be combined with {alone[1]}", param_hint=alone[0])
     if alone and ranged and (alone[0] != "-time" or low is not None):
-        beside = "beside -high only" if alone[0] == "-time" else f"alone, without {' and '.join(ranged)}"
-        raise typer.BadParameter(f"stands {beside}", param_hint=alone[0])
+        why = "goes with -high only" if alone[0] == "-time" else f"cannot be combined with {' and '.join(ranged)}"
+        raise typer.BadParameter(why, param_hint=alone[0])
     if seqno is not None:
         return Wanted(low=seqno, high=seqno)
     if last is not None:
@@ -168,7 +168,7 @@ def select(
 def form_of(*, sql: bool, headers: bool, as_json: bool) -> ShownForm:
     """Return the form that these options ask for. Raises typer.BadParameter."""
     if sql and (headers or as_json):
-        raise typer.BadParameter(f"stands alone, without {'-headers' if headers else '-json'}", param_hint="-sql")
+        raise typer.BadParameter(f"cannot be combined with {'-headers' if headers else '-json'}", param_hint="-sql")
     if sql:
         return ShownForm.SQL
     if headers:
@@ -199,7 +199,7 @@ SqlOption = Annotated[
     bool, typer.Option("-sql", "--sql", help="Statements only, `;` after each; row changes as comments.")
 ]
 SpecsOption = Annotated[
-    bool, typer.Option("-specs", "--specs", help="Each column's type, length and more beside its name.")
+    bool, typer.Option("-specs", "--specs", help="With each column's name its type, length and more.")
 ]
 HeadersOption = Annotated[
     bool, typer.Option("-headers", "--headers", help="One line per fragment: seqno, epoch, fragno, last, time, ids.")
@@ -213,10 +213,10 @@ CharsetOption = Annotated[
 ]
 HexOption = Annotated[bool, typer.Option("-hex", "--hex", help="Show bytes in hexadecimal, whatever the charset.")]
 TimezoneOption = Annotated[
-    str, typer.Option("-timezone", "--timezone", metavar="ZONE", help="Show instants there, e.g. Europe/Berlin.")
+    str, typer.Option("-timezone", "--timezone", metavar="ZONE", help="Show times in this zone, e.g. Europe/Berlin.")
 ]
 NoChecksumOption = Annotated[
-    bool, typer.Option("-no-checksum", "--no-checksum", help="Show records whose checksum does not match, too.")
+    bool, typer.Option("-no-checksum", "--no-checksum", help="Also show records whose checksum does not match.")
 ]
 
 
@@ -229,7 +229,7 @@ def list_(
         int | None, typer.Option("-last", "--last", metavar="N", min=1, help="The last N transactions.")
     ] = None,
     file: Annotated[
-        str | None, typer.Option("-file", "--file", metavar="NAME", help="What this segment holds.")
+        str | None, typer.Option("-file", "--file", metavar="NAME", help="The transactions of this segment.")
     ] = None,
     gtid: GtidOption = None,
     time: Annotated[
@@ -251,7 +251,7 @@ def list_(
         typer.Option(
             "-abandoned",
             "--abandoned",
-            help="What rollbacks abandoned and is still in the files, each run of it after the mark that took it.",
+            help="What rollbacks abandoned and the files still hold, each run after the mark that abandoned it.",
         ),
     ] = False,
     sql: SqlOption = False,
@@ -282,7 +282,7 @@ def list_(
     """
     selection = select(seqno=seqno, low=low, high=high, last=last, file=file, gtid=gtid, time=time, event=event)
     if abandoned and not isinstance(selection, Wanted):
-        raise typer.BadParameter("stands beside -seqno, -low and -high only", param_hint="-abandoned")
+        raise typer.BadParameter("goes with -seqno, -low and -high only", param_hint="-abandoned")
     form = form_of(sql=sql, headers=headers, as_json=as_json)
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
     with closing(open_shown(ctx, checksum=not no_checksum)) as log:
@@ -352,10 +352,10 @@ def _of_file(name: str, segments: list[SegmentLine]) -> Wanted | NotFound:
 def tail(
     ctx: typer.Context,
     last: Annotated[
-        int, typer.Option("-n", "-last", "--last", metavar="N", min=0, help="Begin with the last N transactions.")
+        int, typer.Option("-n", "-last", "--last", metavar="N", min=0, help="Start with the last N transactions.")
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("-f", "-follow", "--follow", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("-f", "-follow", "--follow", help="Keep printing new transactions, until Ctrl-C.")
     ] = False,
     hold: Annotated[
         str | None,
@@ -380,7 +380,7 @@ def tail(
       thl -dir log tail -f -hold audit
     """
     if headers and as_json:
-        raise typer.BadParameter("stands alone, without -headers: a stream is no array", param_hint="-json")
+        raise typer.BadParameter("cannot be combined with -headers: a stream is no array", param_hint="-json")
     form = form_of(sql=sql, headers=headers, as_json=as_json)
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
     with closing(open_shown(ctx, checksum=not no_checksum)) as log:

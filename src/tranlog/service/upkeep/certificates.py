@@ -144,7 +144,7 @@ def _written(
     for path, _, _ in files:
         if os.path.lexists(path):
             raise _refused(
-                "NAME", name, f"{path} is there already, and is not overwritten; remove it, or choose another"
+                "NAME", name, f"{path} already exists, and is not overwritten; remove it, or choose another name"
             )
     try:
         for path, raw, mode in files:

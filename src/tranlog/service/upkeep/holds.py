@@ -1,4 +1,4 @@
-"""`tranlog hold`: who keeps retention from giving up what is still needed, and giving such a hold up.
+"""`tranlog hold`: who keeps retention from removing what is still needed, and dropping such a hold.
 
 Owns the two commands and their text. What a hold is, and its file, are `log.positions`'s.
 
@@ -22,7 +22,7 @@ from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
 
-hold_app = new_app(help="Who still needs the log: it is not purged.\n\n\b\nExample:\n  tranlog hold list")
+hold_app = new_app(help="Who still needs the log, so that it is not purged.\n\n\b\nExample:\n  tranlog hold list")
 
 
 def hold_json(one: Hold, *, running: bool) -> dict[str, object]:
@@ -53,9 +53,10 @@ def hold_lines(holds: list[tuple[Hold, bool]], now: int) -> Iterator[str]:
 
 @hold_app.command("list")
 def list_holds(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
-    """List the holds: who needs the log, and from where on.
+    """List the holds: who needs the log, and from which seqno.
 
-    Pipelines have one each; readers that asked for one, too. What a hold needs stays, unless a hard limit passes it.
+    Each pipeline has one, and each reader that asked for one. What a hold needs stays, unless a hard limit overrides
+    it.
 
     \b
     Example:
@@ -89,9 +90,9 @@ def drop(
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> int:
-    """Give up a hold, so that what it needs may be purged.
+    """Drop a hold, so that what it needs may be purged.
 
-    Its holder writes it again if it comes back, and may find that what it needs is gone. Refused while its pipeline
+    Its holder writes it again when it returns, and may find that what it needs is gone. Refused while its pipeline
     runs. Exit code 1 if there is no such hold.
 
     \b

@@ -22,20 +22,20 @@ from tranlog.service.upkeep.segments import Directory, log_of
 def critical_path(
     ctx: typer.Context,
     first: Annotated[
-        int | None, typer.Option("--from", "-from", metavar="SEQNO", help="From here on; default the log's first.")
+        int | None, typer.Option("--from", "-from", metavar="SEQNO", help="The first seqno; default: the log's first.")
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--to", "-to", metavar="SEQNO", help="Up to here, included; default its last.")
+        int | None, typer.Option("--to", "-to", metavar="SEQNO", help="The last seqno; default: the log's last.")
     ] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how parallel this log could be applied by write sets at best, and which keys are hot.
+    """Show how much parallelism write sets allow when this log is applied, and which keys are hot.
 
     A transaction waits for those that touched the same keys, and takes as long as it has row changes. The longest chain
-    is the critical path: no number of channels is faster. Beside it stands what 4, 16 and 64 channels come to by the
-    rule, where the target has the source's keys and where commits and waits cost nothing. Values of keys that
-    transactions of the critical path waited for are hot.
+    is the critical path: no number of channels is faster. Next to it is what 4, 16 and 64 channels would reach, if the
+    target has the source's keys and commits and waits cost nothing. Values of keys that transactions of the critical
+    path waited for are hot.
 
     \b
     Example:

@@ -1,8 +1,8 @@
 """`tranlog log`: a log's segments as an operator sees them, and as an operator adds and removes them.
 
 Owns the four commands, what they show and its text. Who adds and removes segments is `upkeep`'s. The hard idea: adding
-and removing is the writer's business. Where none runs, these two take its lock, mend what a crash left as it would, and
-begin no epoch: a log that was trimmed by hand holds the transactions that it held before.
+and removing is the writer's business. Where none runs, these two take its lock, repair what a crash left as it would,
+and begin no epoch: a log that was trimmed by hand holds the transactions that it held before.
 
 Source: tokumx-replication, "Oplog Management": oplogPartitionInfo, addPartition, trimToGTID, trimToTS,
 printReplicationInfo.
@@ -254,9 +254,9 @@ def _megabytes(size: int) -> str:
 def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
     """List the segments: number, first and last GTID, when each was created, its size.
 
-    After them spill segments, where large transactions lie: each with the highest GTID that refers into it.
-    Created is the writer's clock in the segment's first record, which survives a copy; in a directory of the Tungsten
-    Replicator's it is the file's time. A log may be looked at while it is written.
+    After them the spill segments, which hold large transactions: each with the highest GTID that refers to it. Created
+    is the writer's clock in the segment's first record, which survives a copy; in a directory of the Tungsten
+    Replicator it is the file's time. Works while the log is written.
 
     \b
     Example:
@@ -287,9 +287,9 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
 def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
     """Print how large the log is, from when to when its events are, and what its index covers.
 
-    User data is what was written, on-disk what the file system has set aside for it; the two differ on one that
-    compresses. Times are the source's. The stored index is as old as its last flush; a capture that runs is asked for
-    its own, and from where its readers got what they read. A log may be looked at while it is written.
+    User data is what was written, on-disk what the file system has allocated for it; the two differ on a file system
+    that compresses. Times are the source's. The stored index is as old as its last flush; a running capture is asked
+    for its own, and for where its readers got what they read. Works while the log is written.
 
     \b
     Example:
@@ -307,9 +307,9 @@ def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = Fa
 def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
     """Close the newest segment and start the next one.
 
-    What is in the closed one can be trimmed once there is something after it. Fails where the newest holds no
-    transaction yet. A running capture does it itself; it also adds segments unasked, every hour where retention_s is
-    below a day, else every day.
+    The closed segment can be trimmed once there is a transaction after it. Fails if the newest holds no transaction
+    yet. A running capture does it itself; it also adds segments on its own, every hour if retention_s is below a day,
+    else every day.
 
     \b
     Example:
@@ -325,32 +325,32 @@ def trim(
     ctx: typer.Context,
     to_gtid: Annotated[
         str | None,
-        typer.Option("--to-gtid", "-to-gtid", metavar="GTID", help="Up to this transaction, itself included."),
+        typer.Option("--to-gtid", "-to-gtid", metavar="GTID", help="Up to this transaction, inclusive."),
     ] = None,
     to_time: Annotated[
         str | None,
-        typer.Option("--to-time", "-to-time", metavar="TIME", help="Segments that were closed by then, in UTC."),
+        typer.Option("--to-time", "-to-time", metavar="TIME", help="Segments that were closed by this time, in UTC."),
     ] = None,
     past_holds: Annotated[
         bool,
         typer.Option(
-            "--past-holds", "-past-holds", help="Although a pipeline or a follower still needs it; it is told so."
+            "--past-holds", "-past-holds", help="Even if a pipeline or a follower still needs it; it will report so."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> int:
     """Remove the oldest segments, whole ones.
 
-    With --to-gtid those in which nothing lives beyond that transaction; with --to-time those that were closed at that
-    moment or before: the time at which `tranlog log segments` says that the next one was created. Never the newest
-    segment, nor the one with the last transaction. A running capture does it itself; it also trims unasked, as
-    retention_s and retention_bytes say.
+    With --to-gtid those that hold nothing after that transaction; with --to-time those that were closed by that time,
+    which is when the next one was created (see `tranlog log segments`). Never the newest segment, nor the one with the
+    last transaction. A running capture does it itself; it also trims on its own, as retention_s and retention_bytes
+    say.
 
-    A GTID reads GTID(1, 15), or is the base64 of its 16 bytes; a time reads 2011-07-01 15:15:17.5, or is ms since 1970.
-    Exit code 1 if a hold keeps something of what was asked for.
+    A GTID is written GTID(1, 15), or as the base64 of its 16 bytes; a time 2011-07-01 15:15:17.5, or as ms since 1970.
+    Exit code 1 if a hold keeps some of what was to be removed.
 
     \b
     Example:
@@ -393,9 +393,9 @@ def _asked(*, to_gtid: str | None, to_time: str | None, hard: bool) -> Trim:
 
 def _tell(plan: Trimmed) -> None:
     for name in plan.kept_for:
-        say(f"trim: more would go, but {name} still needs it; --past-holds does not wait for that")
+        say(f"trim: more could be removed, but {name} still needs it; --past-holds removes it all the same")
     for name in plan.passed:
-        say(f"trim: {name} still needs something of what goes; it will hear so when it comes back")
+        say(f"trim: {name} still needs some of what is removed; it will report so when it returns")
 
 
 def _show(plan: Trimmed, *, dry_run: bool, as_json: bool) -> None:
