@@ -1,4 +1,4 @@
-"""What a process says of itself. docs/control.md, "What a process says"."""
+"""What a process says of itself. docs/control.md, "What a process logs"."""
 
 from __future__ import annotations
 

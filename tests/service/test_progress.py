@@ -1,4 +1,4 @@
-"""How far work is. docs/control.md, "What a process says"."""
+"""How far work is. docs/control.md, "What a process logs"."""
 
 from __future__ import annotations
 
