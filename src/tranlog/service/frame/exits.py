@@ -53,88 +53,29 @@ class Told(Exception):
         self.code = code
 
 
-_DATA: Final = ExitCode.DATA
-_SURROUNDINGS: Final = ExitCode.SURROUNDINGS
-
+_ERRORS: Final = {
+    ExitCode.CHECK_FAILED: "UnknownQueueError",
+    ExitCode.USAGE: "ConfigError",
+    ExitCode.DATA: """
+        TranlogError LogError CorruptRecordError AppendOrderError RawRecordError PurgeRangeError
+        ConversionRefusedError SegmentGoneError LogReplacedError PurgedError AbandonedError IndexCutError
+        IndexDamagedError RollbackError RepairRefusedError RecordLimitError PayloadError NotInLogError
+        SourceError PositionLostError SourceClaimedError UnsupportedEventError UnsupportedTypeError
+        ForeignWriterError TargetError ConflictError TargetTableError DdlStopError TargetPositionError
+        TargetAheadError QueueError StoreDamagedError CatalogueError DeclaredOtherwiseError NotHeldError
+        TransactionStateError ReplicationError PacketError GroupFileError CommitRefusedError FilterError
+    """,
+    ExitCode.SURROUNDINGS: """
+        LogMissingError StoreMissingError LogUnreadableError LogCodecError LogVersionError ForeignHistoryError
+        NativeLogError MixedCodecsError ConversionTargetError HoldError SegmentEmptyError LogLockedError LogClosedError
+        MemberLogError NotPrimaryError DiskFullError DiskFailedError SpillFailedError PurgeFailedError
+        LibraryMissingError SourceSetupError SourceUnavailableError TargetUnavailableError TransientTargetError
+        TransientRoomError HandshakeError NoPrimaryError NoNodeError GroupOrderError PipelineError ReplacedError
+        PipelineHeldError StateError ControlError EngineError
+    """,
+}
 EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
-    TranlogError: _DATA,
-    errors.LogError: _DATA,
-    errors.CorruptRecordError: _DATA,
-    errors.LogMissingError: _SURROUNDINGS,
-    errors.StoreMissingError: _SURROUNDINGS,
-    errors.LogUnreadableError: _SURROUNDINGS,
-    errors.LogCodecError: _SURROUNDINGS,
-    errors.LogVersionError: _SURROUNDINGS,
-    errors.ForeignHistoryError: _SURROUNDINGS,
-    errors.NativeLogError: _SURROUNDINGS,
-    errors.MixedCodecsError: _SURROUNDINGS,
-    errors.AppendOrderError: _DATA,
-    errors.RawRecordError: _DATA,
-    errors.PurgeRangeError: _DATA,
-    errors.ConversionRefusedError: _DATA,
-    errors.ConversionTargetError: _SURROUNDINGS,
-    errors.HoldError: _SURROUNDINGS,
-    errors.SegmentGoneError: _DATA,
-    errors.LogReplacedError: _DATA,
-    errors.PurgedError: _DATA,
-    errors.SegmentEmptyError: _SURROUNDINGS,
-    errors.AbandonedError: _DATA,
-    errors.IndexCutError: _DATA,
-    errors.IndexDamagedError: _DATA,
-    errors.RollbackError: _DATA,
-    errors.RepairRefusedError: _DATA,
-    errors.LogLockedError: _SURROUNDINGS,
-    errors.LogClosedError: _SURROUNDINGS,
-    errors.MemberLogError: _SURROUNDINGS,
-    errors.NotPrimaryError: _SURROUNDINGS,
-    errors.DiskFullError: _SURROUNDINGS,
-    errors.DiskFailedError: _SURROUNDINGS,
-    errors.SpillFailedError: _SURROUNDINGS,
-    errors.PurgeFailedError: _SURROUNDINGS,
-    errors.RecordLimitError: _DATA,
-    errors.PayloadError: _DATA,
-    errors.LibraryMissingError: _SURROUNDINGS,
-    errors.NotInLogError: _DATA,
-    errors.SourceError: _DATA,
-    errors.SourceSetupError: _SURROUNDINGS,
-    errors.SourceUnavailableError: _SURROUNDINGS,
-    errors.PositionLostError: _DATA,
-    errors.SourceClaimedError: _DATA,
-    errors.UnsupportedEventError: _DATA,
-    errors.UnsupportedTypeError: _DATA,
-    errors.ForeignWriterError: _DATA,
-    errors.TargetError: _DATA,
-    errors.ConflictError: _DATA,
-    errors.TargetTableError: _DATA,
-    errors.TargetUnavailableError: _SURROUNDINGS,
-    errors.TransientTargetError: _SURROUNDINGS,
-    errors.DdlStopError: _DATA,
-    errors.TargetPositionError: _DATA,
-    errors.TargetAheadError: _DATA,
-    errors.QueueError: _DATA,
-    errors.StoreDamagedError: _DATA,
-    errors.CatalogueError: _DATA,
-    errors.UnknownQueueError: ExitCode.CHECK_FAILED,
-    errors.DeclaredOtherwiseError: _DATA,
-    errors.NotHeldError: _DATA,
-    errors.TransactionStateError: _DATA,
-    errors.TransientRoomError: _SURROUNDINGS,
-    errors.ReplicationError: _DATA,
-    errors.PacketError: _DATA,
-    errors.GroupFileError: _DATA,
-    errors.HandshakeError: _SURROUNDINGS,
-    errors.NoPrimaryError: _SURROUNDINGS,
-    errors.NoNodeError: _SURROUNDINGS,
-    errors.CommitRefusedError: _DATA,
-    errors.GroupOrderError: _SURROUNDINGS,
-    errors.PipelineError: _SURROUNDINGS,
-    errors.ReplacedError: _SURROUNDINGS,
-    errors.PipelineHeldError: _SURROUNDINGS,
-    errors.StateError: _SURROUNDINGS,
-    errors.ControlError: _SURROUNDINGS,
-    errors.EngineError: _SURROUNDINGS,
-    errors.FilterError: _DATA,
-    errors.ConfigError: ExitCode.USAGE,
+    getattr(errors, name): code for code, names in _ERRORS.items() for name in names.split()
 }
 """The exit code of each error; one that is not listed has its nearest ancestor's."""
 
