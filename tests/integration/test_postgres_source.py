@@ -146,6 +146,7 @@ def test_large_transactions_are_streamed_in_bounded_memory(
         assert follower.read(0.2) == []
 
 
+@pytest.mark.timeout(1800)  # in `make soak`
 def test_replay_finds_every_before_image(
     server: PostgresServer, database: str, follow_postgres: Follow, request: pytest.FixtureRequest
 ) -> None:
