@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import closing
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
 import msgspec
 
 from tranlog.capture.load_requests import LoadRequest, read_order, read_requests, remove_request, write_request
-from tranlog.change import Fragment, Op, RowChange, TableMap
+from tranlog.change import Fragment, Op, TableMap
 from tranlog.clock import Clock
 from tranlog.errors import PayloadError, SourceError, SourceUnavailableError
 from tranlog.gaps import gap_of, load_again
@@ -39,7 +39,7 @@ from tranlog.loads import (
     parse_key,
 )
 from tranlog.log.writing.log import Log
-from tranlog.payload import decode
+from tranlog.payload import decode, encode_row
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
@@ -54,6 +54,8 @@ _ROWS_LEAST: Final = 100
 _ROWS_MOST: Final = 100_000
 _CHUNK_BYTES: Final = 16 << 20
 """A chunk has so many rows as were of this size in the one before."""
+_ROWS_AT_ONCE: Final = 100
+"""So many are encoded, then packed, at once; a fragment is cut between them too."""
 _FAILURES_MAX: Final = 3
 """So often in a row a table's chunk may fail before the table is given up."""
 _PAUSE_S: Final = 1.0
@@ -314,10 +316,12 @@ class Loading:
         event_id, tstamp = self._log.last_event_id() or "", self._clock.now_ms()
         rows = size = 0
         last: tuple[Value, ...] = ()
-        for last in snapshot.chunk(table, after, limit):
-            cut = packer.add(RowChange(table, Op.INSERT, None, last), event_id=event_id, tstamp=tstamp)
-            rows += 1
-            if cut is not None:
+        chunk = iter(snapshot.chunk(table, after, limit))
+        while part := list(islice(chunk, _ROWS_AT_ONCE)):
+            rows += len(part)
+            last = part[-1]
+            encoded = [encode_row(row) for row in part]
+            for cut in packer.add_encoded_rows(table, Op.INSERT, encoded, event_id=event_id, tstamp=tstamp):
                 size += len(cut.payload)
                 self._log.append(cut)
         ended = limit is None or rows < limit
