@@ -163,7 +163,9 @@ class Job:
     def verify(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
         capsys.readouterr()
         code = main(["--conf", str(self.file), "verify", "--live", "--json", "--timeout", "90", *words])
-        return code, json.loads(capsys.readouterr().out)
+        out, err = capsys.readouterr()
+        assert out, (code, err)
+        return code, json.loads(out)
 
 
 def places(request: pytest.FixtureRequest, source: str, target: str, folder: Path) -> tuple[Place, Place]:

@@ -5,9 +5,9 @@ Owns asking for it and what is shown; the snapshots are taken by capture and by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tranlog.capture.verify_requests import (
 )
 from tranlog.clock import Clock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, TransientTargetError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.applying.live import VerdictDetail
 from tranlog.pipeline.filters.filter_chain import Chain
@@ -33,9 +33,11 @@ from tranlog.service.frame.command import say
 from tranlog.service.frame.progress import Progress
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import is_own, open_target
-from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED, OPEN, Target, VerdictRow
+from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED, OPEN, Target, TargetPositions, VerdictRow
 
 _LOOK_EVERY_S: Final = 0.2
+
+FoundT = TypeVar("FoundT")
 
 
 class LiveVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,7 @@ class LiveVerification:
         if source.kind not in LOADABLE:
             why = f"tables of this kind cannot be verified live; those of {' and '.join(LOADABLE)} can"
             raise ConfigError(option="source.kind", value=source.kind, why=why)
-        if self._target.positions.read_pipeline(self._pipeline) is None:
+        if self._read(lambda at: at.read_pipeline(self._pipeline), self._clock.monotonic() + self._timeout_s) is None:
             why = f"no pipeline of this name has run at {self._target.where}"
             raise ConfigError(option="--pipeline", value=self._pipeline, why=why)
         with closing(source_kind(source.kind).tables(source)) as reader:
@@ -96,6 +98,17 @@ class LiveVerification:
                 why = "the pipeline's filters leave it out"
                 raise ConfigError(option="--tables", value=", ".join(left_out), why=why)
         return [table.name for table in shown]
+
+    def _read(self, read: Callable[[TargetPositions], FoundT], deadline: float) -> FoundT:
+        """Return what is read at the target, which a lock or a lost connection may put off; up to `deadline`."""
+        while True:
+            try:
+                return read(self._target.positions)
+            except TransientTargetError:
+                if self._clock.monotonic() >= deadline:
+                    raise
+                self._clock.sleep(_LOOK_EVERY_S)
+                self._target.reconnect()
 
     def run(self, tables: Sequence[str], progress: Progress) -> list[LiveVerdict]:
         """Verify tables; those that differ once more, with their rows. Raises DiskFailedError, TargetError."""
@@ -142,7 +155,8 @@ class LiveVerification:
         try:
             while True:
                 told = read_verify_progress(log_dir, request.verify)
-                stored = {one.table: one for one in self._target.positions.read_verdicts(self._pipeline)}
+                verdicts = self._read(lambda at: at.read_verdicts(self._pipeline), deadline)
+                stored = {one.table: one for one in verdicts}
                 rows = {name: one for name, one in stored.items() if one.verify == request.verify}
                 judged = {name for name, one in rows.items() if one.verdict != OPEN}
                 missing = dict(told.missing) if told is not None else {}
