@@ -10,7 +10,7 @@ COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py table_map.py payloa
 # What `make plain` runs: the tests of these modules, and of what walks their bytes.
 PLAIN_TESTS := tests/test_compiled.py tests/test_payload.py tests/test_row_touches.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
   $(addprefix tests/log/test_,arrow.py cursor.py ends.py format.py hashing.py pending.py reader.py recovery.py scan.py spill.py verify.py) \
-  tests/crash/test_sqlite_writer_crash.py $(addprefix tests/source/sqlite/test_,buffer.py calls.py hook.py writer.py) tests/source/postgres/test_rows.py \
+  tests/crash/test_sqlite_writer_crash.py $(addprefix tests/source/sqlite/test_,buffer.py calls.py hook.py writer.py) tests/source/test_packer.py $(addprefix tests/source/postgres/test_,rows.py small.py) \
   $(addprefix tests/queues/test_,recovery.py store.py)
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'

@@ -272,7 +272,9 @@ def pack(
     read back.
     """
     packer = ChangePacker(source_id=source_id, event_id=event_id, tstamp=tstamp, rule=rule)
-    return [*packer.add(changes), packer.finish(metadata)]
+    fragments = list(packer.add(changes))
+    fragments.append(packer.finish(metadata))  # not in one display with a star: compiled, this would come first
+    return fragments
 
 
 def _check_values(change: RowChange) -> None:
