@@ -476,8 +476,9 @@ def test_whoever_waits_outlasts_a_locked_target(
     caplog.set_level("DEBUG", "tranlog.pipeline.applying.channel")
     last = write_log(tmp_path / "log", workload, 60)
     token = take(target.options, FOUR)
-    options = replace(target.options, lock_timeout_s=0.05)
-    tasks = tasks_for(options, tmp_path / "log", FOUR, token, until=last, retry_s=0.1, sync_interval_s=0.02)
+    options = replace(target.options, lock_timeout_s=0.1)
+    # Long enough for the blocker's own COMMIT on a busy disk, during which SQLite lets nobody read.
+    tasks = tasks_for(options, tmp_path / "log", FOUR, token, until=last, retry_s=1.5, sync_interval_s=0.02)
 
     def told() -> int:
         return sum("not told" in record.message for record in caplog.records)
@@ -486,8 +487,9 @@ def test_whoever_waits_outlasts_a_locked_target(
     wait_for(lambda: len(waits_of(list(look(target).values()))) == 3)
     blocker = target.connect()
     blocker.execute("BEGIN IMMEDIATE")
-    until = time.monotonic() + 2
-    wait_for(lambda: told() >= 12 or time.monotonic() > until)  # whoever had told already is silent
+    until = time.monotonic() + 3
+    wait_for(lambda: time.monotonic() > until)
+    assert told() or caplog.records == []  # whoever had told already is silent
     blocker.execute("COMMIT")
     assert {result.end for result in [*run_threads(tasks[:1]), *others.join()]} == {TaskEnd.LIMIT}
     check_equal(target, workload)
