@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +182,23 @@ def test_a_load_is_gone_on_with_after_a_kill_anywhere(job: Job, seed: int) -> No
     catch_up(job)
     assert job.apply(plan) == []
     job.check()
+
+
+@pytest.mark.long
+def test_large_rows_are_not_held_together(job: Job) -> None:
+    """A chunk of 80 MB, of rows of a megabyte, takes no more than what a transaction takes before it spills."""
+    Log.open(job.log, source_id="shop").close()
+    with connect(job.source) as db:
+        db.execute("UPDATE parent SET note = zeroblob(1000000) WHERE id < 160")
+    catch_up(job)
+    job.ask(tables=("main.parent",))
+    tracemalloc.start()
+    try:
+        catch_up(job)
+        assert tracemalloc.get_traced_memory()[1] < 96 << 20
+    finally:
+        tracemalloc.stop()
+    assert sum(chunk.rows for chunk in chunks_of(job)) == 400
 
 
 def test_one_table_again_at_one_target(job: Job) -> None:

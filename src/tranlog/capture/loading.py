@@ -9,9 +9,9 @@ chunk at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import count, islice
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -55,7 +55,8 @@ _ROWS_MOST: Final = 100_000
 _CHUNK_BYTES: Final = 16 << 20
 """A chunk has so many rows as were of this size in the one before."""
 _ROWS_AT_ONCE: Final = 100
-"""So many are encoded, then packed, at once; a fragment is cut between them too."""
+_BYTES_AT_ONCE: Final = 1 << 20
+"""So many rows, or rows of so many bytes, are packed at once; a fragment is cut between them too."""
 _FAILURES_MAX: Final = 3
 """So often in a row a table's chunk may fail before the table is given up."""
 _PAUSE_S: Final = 1.0
@@ -316,11 +317,8 @@ class Loading:
         event_id, tstamp = self._log.last_event_id() or "", self._clock.now_ms()
         rows = size = 0
         last: tuple[Value, ...] = ()
-        chunk = iter(snapshot.chunk(table, after, limit))
-        while part := list(islice(chunk, _ROWS_AT_ONCE)):
-            rows += len(part)
-            last = part[-1]
-            encoded = [encode_row(row) for row in part]
+        for row, encoded in _in_parts(snapshot.chunk(table, after, limit)):
+            rows, last = rows + len(encoded), row
             for cut in packer.add_encoded_rows(table, Op.INSERT, encoded, event_id=event_id, tstamp=tstamp):
                 size += len(cut.payload)
                 self._log.append(cut)
@@ -404,6 +402,22 @@ class Loading:
         )
         self._request = msgspec.structs.replace(self._request, progress=progress.give_up(why))
         write_request(self._log.path, self._request, self._log.disk)
+
+
+def _in_parts(rows: Iterable[tuple[Value, ...]]) -> Iterator[tuple[tuple[Value, ...], list[bytes]]]:
+    """Yield rows encoded, some at once, with the last of these as it was."""
+    part: list[bytes] = []
+    size = 0
+    last: tuple[Value, ...] = ()
+    for last in rows:
+        raw = encode_row(last)
+        part.append(raw)
+        size += len(raw)
+        if len(part) == _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield last, part
+            part, size = [], 0
+    if part:
+        yield last, part
 
 
 def _key_names(table: TableMap) -> tuple[str, ...]:
