@@ -247,6 +247,7 @@ class MariadbSession:
         self._execute("SAVEPOINT tranlog_savepoint")
 
     def rollback_to_savepoint(self) -> None:
+        self._forget()  # it would only be undone
         self._execute("ROLLBACK TO SAVEPOINT tranlog_savepoint")
 
     # --- statements ---
