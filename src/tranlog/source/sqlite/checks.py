@@ -32,11 +32,13 @@ def examine(options: SqliteSourceOptions, captured: CapturedUpTo | None) -> Iter
         source.check()
         return f"{options.path} is a SQLite database"
 
-    found = tried("connection", connection)
+    rights = _rights(options.path) if os.path.exists(options.path) else None
+    found = tried("connection", connection) if rights is None or rights.severity is Severity.FINE else rights
     yield found
     if found.severity is Severity.WRONG:
         return
-    yield _rights(options.path)
+    if rights is not None:
+        yield rights
     event_id = None if captured is None else captured.event_id
     yield tried("tables", lambda: _tables(source, event_id))
     yield tried("retention", lambda: _retention(options.path))
