@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -313,6 +313,7 @@ class Swarm:
         """Change a member, or several, as an operator might; what is unsafe is refused."""
         for node in self.cluster.primaries():
             core = self.cluster.up()[node]
+            self._take_two_voters(node)
             members = list(core.config.members)
             for _ in range(self.rng.choice((1, 1, 2))):
                 at = self.rng.randrange(len(members))
@@ -325,6 +326,18 @@ class Swarm:
             except ConfigError:
                 continue
             self.cluster._carry_out(node)
+
+    def _take_two_voters(self, node: NodeId) -> None:
+        """Ask for what is always refused, so that it changes no run: two voters less at once."""
+        core = self.cluster.up()[node]
+        two = [one.node for one in core.config.members if one.votes and not one.witness][-2:]
+        members = [
+            msgspec.structs.replace(one, votes=0, priority=0) if one.node in two else one for one in core.config.members
+        ]
+        with suppress(ConfigError):
+            new = successor(core.config, members, epoch=core.mind.epoch)
+            if len(two) == 2 and _goes_on(new, self.cluster.lost()) and core.reconfigure(new) is None:
+                self.cluster._carry_out(node)
 
 
 def _goes_on(config: GroupConfig, lost: set[NodeId]) -> bool:
