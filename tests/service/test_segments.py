@@ -331,7 +331,7 @@ def test_a_hold_is_waited_for_and_passed_on_demand(told: Told) -> None:
     upto = rows[2]["last_gtid"]
     code, out, err = told("trim", "--to-gtid", upto, "-y")
     assert code == 1 and "1 segments" in out
-    assert "trim: more would go, but shop still needs it" in err
+    assert "trim: more could be removed, but shop still needs it" in err
     assert told.json("trim", "--to-gtid", upto, "-y", code=1)["kept_for"] == ["shop"]
     assert told.names()[0] == rows[1]["name"]
     found = told.json("trim", "--to-gtid", upto, "--past-holds", "-y")

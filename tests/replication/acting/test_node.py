@@ -445,7 +445,7 @@ def test_a_stranger_is_not_admitted(tmp_path: Path) -> None:
                 group.order("b", "add", name=name, address=address)
         with pytest.raises(LogLockedError):
             group.run(GroupNode(group.options["a"]).start())
-        with pytest.raises(MemberLogError, match="that of node a of group shop: only the node may write it"):
+        with pytest.raises(MemberLogError, match="belongs to node a of group shop: only the node may write it"):
             Log.open(group.options["a"].dir, source_id="x")
         with pytest.raises(LogLockedError):
             found_group(group.options["a"])
