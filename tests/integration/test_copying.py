@@ -245,7 +245,7 @@ def test_the_target_is_the_source(origin: Origin, capsys: pytest.CaptureFixture[
 def test_a_database_that_is_not_there(origin: Origin, into: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"none_{uuid.uuid4().hex[:8]}"
     code, _, err = run(capsys, origin.url, into.rpartition("/")[0] + f"/{name}")
-    assert code == 4 and f"run there: CREATE DATABASE {name}. Mend that" in err
+    assert code == 4 and f"run there: CREATE DATABASE {name}. Fix that" in err
 
 
 @pytest.mark.parametrize("into", KINDS, indirect=True)
