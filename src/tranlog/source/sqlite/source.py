@@ -28,6 +28,7 @@ import apsw
 
 from tranlog.change import Fragment, Statement, TableName
 from tranlog.clock import Clock, SystemClock
+from tranlog.disk import may_write
 from tranlog.errors import (
     ConfigError,
     ForeignWriterError,
@@ -124,7 +125,7 @@ def _look_at_file(path: str) -> None:
             remedy="Create it by writing through tranlog.source.sqlite.connect, or check the path",
         )
     for place in (path, os.path.dirname(os.path.abspath(path))):
-        if not os.access(place, os.W_OK, effective_ids=True):
+        if not may_write(place):
             mounted = os.statvfs(place).f_flag & os.ST_RDONLY
             raise SourceSetupError(
                 why=f"{place} cannot be written" + (": its file system is mounted read-only" if mounted else ""),
