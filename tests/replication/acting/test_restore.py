@@ -288,6 +288,30 @@ def test_a_restore_that_is_cut_off_begins_again(tmp_path: Path) -> None:
         assert begun(path, OS_DISK) is None
 
 
+def test_what_an_order_leads_to_is_heard_before_its_answer(tmp_path: Path) -> None:
+    """An order's answer could overtake the restore it had asked for, which was taken for one that is done then."""
+    with live_group(tmp_path, "ab") as group:
+        replica = next(name for name in group.options if name != group.await_primary())
+        thread, posted, over = group.nodes[replica].thread, threading.Event(), threading.Event()
+        heard: list[object] = []
+        source = group.nodes[group.await_primary()].node
+        assert thread is not None
+        with mock.patch.object(group.nodes[replica], "restore", heard.append):
+            thread.call(lambda core: posted.wait(60))
+            answer = thread.call(lambda core: core.restore(source))
+            thread.call(lambda core: over.wait(60))  # the same turn: it lasts until the answer was looked at
+            posted.set()
+
+            async def heard_when_answered() -> int:
+                assert await asyncio.wrap_future(answer) is None
+                return len(heard)
+
+            try:
+                assert group.run(heard_when_answered()) == 1
+            finally:
+                over.set()
+
+
 @pytest.mark.long
 def test_a_garbled_segment_is_not_taken(tmp_path: Path) -> None:
     """The sum is another one: the node keeps its log, says so, and tries again."""

@@ -328,7 +328,6 @@ class Orders:
         why = await self._ask(lambda core: core.restore(source))
         if why:
             raise GroupOrderError(why=f"the log of {node.options.node} is not restored: {why}")
-        await self._ask(lambda core: None)  # what the thread had to say before has been heard then
         trouble = await self.restoring.attempted()
         if trouble:
             raise GroupOrderError(why=f"{trouble}. {node.options.node} goes on trying")
