@@ -32,6 +32,7 @@ from kill_harms import KINDS, Harm, plan
 from kill_judge import Shares, Verdict, judge
 from kill_service import Service, Surroundings
 from kill_target import KILL_TARGETS
+from tranlog.target.target import EQUAL
 from tranlog.testing.servers import MariaDbServer, OptionValue, PostgresServer, ServerFailedError, ServerMissingError
 
 SERVICES = ("mariadb", "sqlite", "postgres", "foreign")
@@ -102,6 +103,8 @@ class Rounds:
             for name, service in self.services.items():
                 if shares := Shares.of(service):
                     say(f"   {name} by write sets: {shares}")
+            if number == options.rounds and self.proves_much:
+                self.verify_in_peace()
             if number == options.rounds or (options.judged_every and number % options.judged_every == 0):
                 self.judge()
                 if options.first and not self.good:
@@ -114,11 +117,11 @@ class Rounds:
             raise StepFailedError(f"too few harms of the kinds {', '.join(few)}: this run proves less than it says")
         if (gaps := sum(one.gaps for one in self.verdicts.values())) != self.kills["gap"]:
             raise StepFailedError(f"{gaps} gaps in the logs, of {self.kills['gap']} changes that cannot be carried")
-        enough = options.rounds >= ROUNDS_PER_KIND
-        if enough and "verify" in options.kinds and not any(one.verified_live for one in self.verdicts.values()):
+        verified = any(one.verified_live for one in self.verdicts.values())
+        if self.proves_much and "verify" in options.kinds and not verified:
             raise StepFailedError("no live verification came to say that a table is equal")
         for name, verdict in self.verdicts.items():
-            if verdict.by_writes is None or not enough:
+            if verdict.by_writes is None or not self.proves_much:
                 continue  # a few rounds on a busy machine may have little to wait for
             if not verdict.by_writes.enough:
                 raise StepFailedError(f"too little of {name} ran in parallel or waited: {verdict.by_writes}")
@@ -160,6 +163,21 @@ class Rounds:
             self.mend()
         self.kills[harm.kind] += 1
         self.mend()
+
+    @property
+    def proves_much(self) -> bool:
+        """Whether there are rounds enough for each kind of harm to come."""
+        return self.options.rounds >= ROUNDS_PER_KIND
+
+    def verify_in_peace(self) -> None:
+        """Where each live verification was cut off by a harm, have one beside the writers that nobody harms."""
+        services = list(self.services.values())
+        for service in services:
+            service.wait(service.live.is_over, "its live verification ends")
+        if "verify" in self.options.kinds and not any(service.live.verdicts[EQUAL] for service in services):
+            services[0].wait_until_run()
+            services[0].live.ask(services[0])
+            services[0].wait(services[0].live.is_over, "its live verification ends")
 
     def judge(self) -> None:
         """Let the writers pause until everything is applied, and look."""
