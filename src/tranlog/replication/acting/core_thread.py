@@ -229,7 +229,7 @@ class CoreThread:
         return self._now() + timeout_ms if timeout_ms else None
 
     def call(self, ask: Callable[[Core], ResultT]) -> Future[ResultT]:
-        """Ask, or tell, the core something; its effects are carried out, and heard in the loop, before the answer comes.
+        """Ask, or tell, the core something; what that leads to is heard in the loop before the answer comes.
 
         In the node's own thread. The answer of one that has failed is what has ended it.
         """

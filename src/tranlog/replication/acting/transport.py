@@ -25,7 +25,7 @@ from tranlog.replication.rules.packets import (
     RAW_BYTES,
     Packet,
     decode,
-    encode,
+    encode_parts,
     frame_size,
 )
 from tranlog.tls import CLIENT_UNIT, explained, why_ended
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 64 << 10
 _KEPT_BYTES = 2 * RAW_BYTES
+_LARGE_BYTES = 64 << 10
 UNREAD_MAX = 4 << 20
 """Reading pauses while so many bytes of packets wait for the taker."""
 UNSENT_MAX = 16 << 20
@@ -118,8 +119,18 @@ class Wire(asyncio.BufferedProtocol):
         if self._transport.is_closing() or self._transport.get_write_buffer_size() > UNSENT_MAX:
             return False
         checked = self.version >= CHECKED_SINCE
-        frames = [encode(packet, checked=checked) for packet in packets]
-        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        parts: list[bytes] = []
+        for packet in packets:
+            head, raw = encode_parts(packet, checked=checked)
+            parts.append(head)
+            if len(raw) < _LARGE_BYTES:
+                parts.append(raw)
+            else:  # not copied, where the socket takes it
+                self._transport.write(b"".join(parts))
+                self._transport.write(raw)
+                parts.clear()
+        if parts:
+            self._transport.write(b"".join(parts))
         return True
 
     async def drained(self) -> None:

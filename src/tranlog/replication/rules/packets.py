@@ -44,7 +44,7 @@ CLIENTS_MAX = 256
 """So many of them are clients, so that there is room for nodes."""
 HANDSHAKES_MAX = 64
 """So many connections of one address may be in their handshake."""
-RAW_BYTES = 256 << 10
+RAW_BYTES = 512 << 10
 """About so many raw bytes make a frame of records; a larger record is cut over several."""
 RAW_BYTES_MAX = 4 << 20
 
@@ -531,6 +531,11 @@ _DECODE_NUMBER = msgspec.msgpack.Decoder(_Numbered).decode
 
 def encode(packet: Packet, *, checked: bool = False) -> bytes:
     """Return a packet's frame; `checked`: with its checksum."""
+    return b"".join(encode_parts(packet, checked=checked))
+
+
+def encode_parts(packet: Packet, *, checked: bool = False) -> tuple[bytes, bytes]:
+    """Return a packet's frame as what is before its raw bytes, and those, which are not copied; as `encode`."""
     kind = _KIND_OF[type(packet)]
     raw = b""
     if kind not in WITH_RAW:
@@ -540,9 +545,9 @@ def encode(packet: Packet, *, checked: bool = False) -> bytes:
         head = _ENCODER.encode(msgspec.structs.replace(packet, raw=b""))
         body = HEAD.pack(len(head)) + head
     if not checked:
-        return b"".join((FRAME.pack(len(body) + len(raw), kind, 0, 0), body, raw))
+        return FRAME.pack(len(body) + len(raw), kind, 0, 0) + body, raw
     frame = FRAME.pack(FRAME_CRC.size + len(body) + len(raw), kind, CHECKED, 0)
-    return b"".join((frame, FRAME_CRC.pack(_checksum(kind, frame, body, raw)), body, raw))
+    return b"".join((frame, FRAME_CRC.pack(_checksum(kind, frame, body, raw)), body)), raw
 
 
 def _checksum(kind: int, frame: bytes | memoryview, body: bytes | memoryview, raw: bytes | memoryview) -> int:
