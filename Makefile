@@ -22,6 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -q --durations=10
 # More than processors, since some tests wait.
 WORKERS := -n $(shell expr $$(nproc) \* 3 / 2) --dist worksteal
+# The tiers with processes, sockets and servers repeat a test that failed, once, and name it at the end: RERUN.
+TWICE := --twice -r fER --rerun-show-tracebacks
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000
 ROUNDS ?= 50
@@ -76,7 +78,7 @@ plain: install ## the tests of what is compiled once more, with the plain source
 	  $(ARGS) $(PLAIN_TESTS)))
 
 long: install ## what explores, with more seeds and examples than `make unit`, and what takes seconds: 4 minutes
-	$(call verdict,$(call within,20m,$(PYTEST) $(WORKERS) -m "long and not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+	$(call verdict,$(call within,20m,$(PYTEST) $(WORKERS) $(TWICE) -m "long and not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
 test: install ## everything that CI runs: 40 minutes
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
@@ -84,7 +86,7 @@ test: install ## everything that CI runs: 40 minutes
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory plain
 	@$(MAKE) --no-print-directory long
-	$(call verdict,$(call within,60m,$(PYTEST) -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
+	$(call verdict,$(call within,60m,$(PYTEST) $(TWICE) -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench

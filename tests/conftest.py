@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options by which `make unit` asks for less, `make soak` and `make kill` for more."""
     group = parser.getgroup("tranlog")
     group.addoption("--few", action="store_true", help="run few cases of what explores")
+    group.addoption("--twice", action="store_true", help="repeat a test that failed, unless it explores")
     group.addoption("--soak", action="store_true", help="run exhaustively what a push runs in part")
     group.addoption("--examples", type=int, help="examples per Hypothesis test")
     group.addoption("--rounds", type=int, default=3, help="rounds of a test that kills processes at random")
@@ -71,9 +72,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a test that uses a server or Spark without saying so; mark what explores where it is not run in short."""
+    """Refuse a test that uses a server or Spark without saying so; mark what explores where it is not run in short.
+
+    What explores is never repeated: another draw could hide what the first one found.
+    """
     for item in items:
-        if not config.option.few and explores(item):
+        if not explores(item):
+            if config.option.twice:
+                item.add_marker(pytest.mark.flaky(reruns=1))
+        elif not config.option.few:
             item.add_marker("long")
         for fixture in getattr(item, "fixturenames", ()):
             marker = MARKER_OF_FIXTURE.get(fixture)
