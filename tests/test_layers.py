@@ -124,6 +124,8 @@ PURE = {
     "tranlog.source.mariadb.values",
     "tranlog.source.mariadb.wire",
     "tranlog.source.keyset",
+    "tranlog.source.row_blocks",
+    "tranlog.source.text_rows",
     "tranlog.source.packer",
     "tranlog.source.postgres.messages",
     "tranlog.source.postgres.position",

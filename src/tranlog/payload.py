@@ -661,6 +661,18 @@ def _read_row(raw: bytes, at: i64, row: list[object]) -> i64:
     return at
 
 
+def decode_row(raw: bytes, columns: int) -> tuple[Value, ...]:
+    """Return the values of a row that `encode_row` wrote. Raises PayloadError for what it did not."""
+    row: list[object] = [None] * columns
+    try:
+        end = _read_row(raw, 0, row)
+    except (ValueError, IndexError, struct.error, ArithmeticError) as exc:
+        raise PayloadError(why=f"a row of {columns} columns: {exc}") from exc
+    if end != len(raw):
+        raise PayloadError(why=f"a row of {columns} columns that ends at {end} of {len(raw)} bytes")
+    return cast(tuple[Value, ...], tuple(row))
+
+
 def _read_packed(
     raw: bytes, start: i64, end: i64, statements: list[Statement], options: list[tuple[str, str]]
 ) -> tuple[Change, ...]:

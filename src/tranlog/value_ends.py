@@ -19,6 +19,16 @@ _SIZED: Final = frozenset((Tag.DECIMAL, Tag.TEXT, Tag.BYTES, Tag.ZERO_DATE, Tag.
 _SIZED_TWICE: Final = frozenset((Tag.CHARSET_BYTES, Tag.OTHER))
 
 
+def key_in(raw: bytes, key: tuple[int, ...]) -> bytes:
+    """Return those of an encoded row's values that stand at the places `key`, in that order. Raises as `pass_value`."""
+    if key == (0,):
+        return raw[: pass_value(raw, 0)]
+    ends = [0]
+    for _ in range(max(key) + 1):
+        ends.append(pass_value(raw, ends[-1]))
+    return b"".join([raw[ends[one] : ends[one + 1]] for one in key])
+
+
 def pass_value(raw: bytes, at: int) -> int:
     """Return where the value at `at` ends. Raises ValueError, IndexError."""
     tag = raw[at]

@@ -38,6 +38,7 @@ from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import gtid_text
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
 from tranlog.source.postgres import PostgresSource
+from tranlog.source.row_blocks import decoded
 from tranlog.source.source import LoadableSource, SnapshotWait, Source
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.tables import SqliteTables
@@ -403,8 +404,9 @@ def test_a_table_that_was_read_whole_is_locked_no_more(place: Place) -> None:
         with contextlib.closing(snapshot):
             table = snapshot.table((place.schema(), "whole"))
             assert table is not None
-            found = list(snapshot.rows(table))
-            assert len(found) == len(list(snapshot.rows(table))) >= 20
+            found = list(decoded(snapshot.whole(table), table))
+            assert found == list(decoded(snapshot.whole(table), table))
+            assert len(found) >= 20
             if not isinstance(place, MariadbPlace):
                 place.drop()
 
@@ -449,7 +451,7 @@ def test_an_event_beyond_the_packet_s_limit_keeps_no_load_away(mariadb: MariaDbA
         snapshot = MariadbSnapshot(mariadb_options(mariadb, databases=(mariadb_database,)))
         table = snapshot.table((mariadb_database, "t"))
         assert table is not None
-        assert len(list(snapshot.chunk(table, None, 10))) == 1
+        assert [len(block) for block in snapshot.chunk(table, None, 10)] == [1]
         snapshot.close()
         ((gtids,),) = mariadb.execute("SELECT @@global.gtid_binlog_pos")
     finally:
@@ -497,7 +499,7 @@ def test_beyond_the_packet_s_limit_a_busy_server_begins_another_file(
         snapshot = MariadbSnapshot(options)
         counted = snapshot.table((mariadb_database, "w"))
         assert counted is not None
-        rows = len(list(snapshot.chunk(counted, None, 10**6)))
+        rows = sum(map(len, snapshot.chunk(counted, None, 10**6)))
         snapshot.close()
     finally:
         stopped.set()
@@ -580,7 +582,7 @@ def test_a_table_that_is_rewritten_after_its_snapshot_is_not_taken_for_empty(
                     list(snapshot.chunk(found, None, 10))
             found = snapshot.table(("public", "kept"))
             assert found is not None
-            assert list(snapshot.chunk(found, (1,), 10)) == [(2,)]
+            assert list(decoded(snapshot.chunk(found, (1,), 10), found)) == [(2,)]
 
 
 @pytest.mark.integration

@@ -35,7 +35,7 @@ from tranlog.errors import ConfigError, TargetPositionError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.payload import decode
+from tranlog.payload import decode, encode_row
 from tranlog.pipeline.applying.live import VerdictDetail, _Judging
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.filters.comparison import SplitSum, TableSum, summed
@@ -382,7 +382,7 @@ def test_a_sum_comes_back_from_its_bytes() -> None:
     table = TableMap(schema="a", table="b", columns=())
     found = TableSum(table)
     for number in range(100):
-        found.add((number,))
+        found.add([encode_row((number,))])
     again = TableSum.unpack(table, found.packed())
     assert (again.rows, again.checksum(), again.differing(found)) == (100, found.checksum(), [])
     with pytest.raises(ValueError, match="cut off"):

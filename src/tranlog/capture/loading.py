@@ -9,7 +9,7 @@ chunk at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import count
 from typing import Final
@@ -39,11 +39,10 @@ from tranlog.loads import (
     parse_key,
 )
 from tranlog.log.writing.log import Log
-from tranlog.payload import decode, encode_row
+from tranlog.payload import decode, decode_row
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
-from tranlog.types import Value
 from tranlog.write_item import encode_write_set
 from tranlog.write_set import WriteKind
 
@@ -54,9 +53,6 @@ _ROWS_LEAST: Final = 100
 _ROWS_MOST: Final = 100_000
 _CHUNK_BYTES: Final = 16 << 20
 """A chunk has so many rows as were of this size in the one before."""
-_ROWS_AT_ONCE: Final = 100
-_BYTES_AT_ONCE: Final = 1 << 20
-"""So many rows, or rows of so many bytes, are packed at once; a fragment is cut between them too."""
 _FAILURES_MAX: Final = 3
 """So often in a row a table's chunk may fail before the table is given up."""
 _PAUSE_S: Final = 1.0
@@ -316,14 +312,14 @@ class Loading:
         packer = TransactionPacker(source_id=self._source_id, rule=_RULE)
         event_id, tstamp = self._log.last_event_id() or "", self._clock.now_ms()
         rows = size = 0
-        last: tuple[Value, ...] = ()
-        for row, encoded in _in_parts(snapshot.chunk(table, after, limit)):
-            rows, last = rows + len(encoded), row
-            for cut in packer.add_encoded_rows(table, Op.INSERT, encoded, event_id=event_id, tstamp=tstamp):
+        last = b""
+        for block in snapshot.chunk(table, after, limit):
+            rows, last = rows + len(block), block[-1]
+            for cut in packer.add_encoded_rows(table, Op.INSERT, block, event_id=event_id, tstamp=tstamp):
                 size += len(cut.payload)
                 self._log.append(cut)
         ended = limit is None or rows < limit
-        key = () if ended else table.key_of(last)
+        key = () if ended else table.key_of(decode_row(last, len(table.columns)))
         if not ended and not is_key(key):
             raise PayloadError(why=f"a key of {table.name} is no integer, bytes or UUID: {key!r}")
         step = LoadChunk(
@@ -402,22 +398,6 @@ class Loading:
         )
         self._request = msgspec.structs.replace(self._request, progress=progress.give_up(why))
         write_request(self._log.path, self._request, self._log.disk)
-
-
-def _in_parts(rows: Iterable[tuple[Value, ...]]) -> Iterator[tuple[tuple[Value, ...], list[bytes]]]:
-    """Yield rows encoded, some at once, with the last of these as it was."""
-    part: list[bytes] = []
-    size = 0
-    last: tuple[Value, ...] = ()
-    for last in rows:
-        raw = encode_row(last)
-        part.append(raw)
-        size += len(raw)
-        if len(part) == _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield last, part
-            part, size = [], 0
-    if part:
-        yield last, part
 
 
 def _key_names(table: TableMap) -> tuple[str, ...]:

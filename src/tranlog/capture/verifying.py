@@ -30,8 +30,8 @@ from tranlog.errors import SourceError, SourceUnavailableError, TranlogError
 from tranlog.log.writing.log import Log
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
+from tranlog.source.row_blocks import RowBlock
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
-from tranlog.types import Value
 from tranlog.verification import VerifyBegin, VerifyMark, VerifyStep, VerifySum
 
 logger = logging.getLogger(__name__)
@@ -40,16 +40,14 @@ _PAUSE_S: Final = 1.0
 """After a snapshot that could not be taken."""
 _TELL_EVERY_S: Final = 0.5
 _JOIN_S: Final = 10.0
-"""How long the thread is waited for that is to stop; it looks at every row."""
+"""How long the thread is waited for that is to stop; it looks between blocks of rows."""
 _RULE: Final = ShardRule(kind=ShardRuleKind.SCHEMA)
 
 
 class Summing(Protocol):
     """What computes a table's sum: it knows filters, which capture does not."""
 
-    def __call__(
-        self, filters: str, table: TableMap, rows: Iterable[tuple[Value, ...]], buckets: Set[int]
-    ) -> VerifySum:
+    def __call__(self, filters: str, table: TableMap, rows: Iterable[RowBlock], buckets: Set[int]) -> VerifySum:
         """Return what these rows of a table are after filters. Raises what reading them raises, ConfigError."""
 
 
@@ -239,14 +237,14 @@ class _Reading:
         if self._snapshot.table(name) != table:
             return VerifySum(table=name, why="it was altered after the snapshot")
         buckets = frozenset(self._request.buckets.get(table.name, ()))
-        return self._summing(self._request.filters, table, self._counted(self._snapshot.rows(table)), buckets)
+        return self._summing(self._request.filters, table, self._counted(self._snapshot.whole(table)), buckets)
 
-    def _counted(self, rows: Iterable[tuple[Value, ...]]) -> Iterator[tuple[Value, ...]]:
-        for row in rows:
+    def _counted(self, blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
+        for block in blocks:
             if self._stopped.is_set():
                 raise _StoppedError
-            self.rows += 1
-            yield row
+            self.rows += len(block)
+            yield block
 
 
 class _StoppedError(Exception):

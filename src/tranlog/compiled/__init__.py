@@ -35,6 +35,7 @@ MODULES = (
     "tranlog.log.rules.pending",
     "tranlog.source.sqlite.hook",
     "tranlog.source.packer",
+    "tranlog.source.text_rows",
     "tranlog.source.postgres.copied",
     "tranlog.source.postgres.rows",
     "tranlog.source.postgres.small",
@@ -44,7 +45,8 @@ MODULES = (
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
 write sets and the assignment by them, the running hash, appending, packing transactions, the rows of a SQLite writer,
-those of a PostgreSQL's stream and its small transactions, what a message store holds."""
+those that a server sends as text, those of a PostgreSQL's stream and its small transactions, what a message store
+holds."""
 SOURCES = (
     "varint.py",
     "table_map.py",
@@ -58,6 +60,7 @@ SOURCES = (
     "log/rules/pending.py",
     "source/sqlite/hook.py",
     "source/packer.py",
+    "source/text_rows.py",
     "source/postgres/copied.py",
     "source/postgres/rows.py",
     "source/postgres/small.py",

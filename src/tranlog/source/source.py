@@ -13,6 +13,7 @@ import msgspec
 
 from tranlog.change import Fragment, TableMap, TableName
 from tranlog.loads import Key
+from tranlog.source.row_blocks import RowBlock
 from tranlog.types import Value
 
 
@@ -105,10 +106,10 @@ class Snapshot(Protocol):
         Else a table is read at once.
         """
 
-    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[RowBlock]:
         """Yield the rows after a key, exclusive, up to `limit` of them, streaming. Raises SourceError."""
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+    def whole(self, table: TableMap) -> Iterator[RowBlock]:
         """Yield all rows of a table that `table` gave last, in no order, streaming. Raises SourceError.
 
         The server's lock on the table is free after it, where the server frees it before the snapshot's end.

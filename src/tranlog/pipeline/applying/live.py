@@ -26,6 +26,7 @@ from tranlog.pipeline.filters.comparison import Row, SplitSum, TableSum, compare
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filter_text import filters_hash
 from tranlog.pipeline.rules.loading import waiting
+from tranlog.source.row_blocks import RowBlock, encoded
 from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED, OPEN, Target, TargetPositions, VerdictRow
 from tranlog.verification import VerifyBegin, VerifyMark, VerifySum, verify_mark_of
 
@@ -252,11 +253,11 @@ class _Judging:
             logger.exception("a table's sum could not be computed table=%s", table.name)
             return f"{type(exc).__name__}: {exc}"
 
-    def _until_stopped(self, rows: Iterator[Row]) -> Iterator[Row]:
-        for row in rows:
+    def _until_stopped(self, rows: Iterator[Row]) -> Iterator[RowBlock]:
+        for block in encoded(rows):
             if self._stopped.is_set():
                 raise _StoppedError
-            yield row
+            yield block
 
     def _judge(self, left: dict[TableName, tuple[TableMap, VerdictRow]]) -> None:
         """Store the verdicts of the tables of which both sides are known, and take them out of `left`."""

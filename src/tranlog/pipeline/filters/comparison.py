@@ -19,10 +19,12 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Op, Payload, RowChange, TableMap
-from tranlog.payload import decode, encode, encode_row
+from tranlog.payload import decode, decode_row, encode, encode_row
 from tranlog.pipeline.filters.filter_chain import Chain, RowFunction, row_function
 from tranlog.pipeline.filters.filter_text import parse_filters
+from tranlog.source.row_blocks import RowBlock, decoded, encoded
 from tranlog.types import Tag, Value, canonical, value_text
+from tranlog.value_ends import key_in
 from tranlog.verification import VerifySum
 
 BUCKETS: Final = 4096
@@ -48,12 +50,13 @@ class TableSum:
         self._counts = [0] * BUCKETS
         self._sums = [0] * BUCKETS
 
-    def add(self, row: Row) -> None:
-        """Take a row in; the order of rows makes no difference, their number does."""
-        raw = encode_row(row)
-        bucket = bucket_of(self._table, row, raw)
-        self._counts[bucket] += 1
-        self._sums[bucket] += int.from_bytes(hashlib.blake2b(raw, digest_size=16).digest(), "big")
+    def add(self, rows: Iterable[bytes]) -> None:
+        """Take encoded rows in; the order of rows makes no difference, their number does."""
+        key, counts, sums = self._table.primary_key, self._counts, self._sums
+        for raw in rows:
+            bucket = bucket_of(key, raw)
+            counts[bucket] += 1
+            sums[bucket] += int.from_bytes(hashlib.blake2b(raw, digest_size=16).digest(), "big")
 
     @property
     def rows(self) -> int:
@@ -90,9 +93,9 @@ class TableSum:
         ]
 
 
-def bucket_of(table: TableMap, row: Row, raw: bytes) -> int:
-    """Return the bucket of a row: by its primary key, or by all of it (`raw`) where the table has none."""
-    return zlib.crc32(encode_row(table.key_of(row)) if table.primary_key else raw) % BUCKETS
+def bucket_of(key: tuple[int, ...], raw: bytes) -> int:
+    """Return the bucket of an encoded row: by its primary key, or by all of it where the table has none."""
+    return zlib.crc32(key_in(raw, key) if key else raw) % BUCKETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,11 @@ class Comparison:
     row: RowFunction | None
     keeps: Callable[[Row], bool] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows are not compared as they are."""
+        return self.row is not None or self.keeps is not None
 
     def shown(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yield rows of the source as they are compared."""
@@ -167,28 +175,29 @@ class SplitSum:
         self._buckets = buckets
         self._bytes = 0
 
-    def take(self, rows: Iterable[Row]) -> SplitSum:
+    def take(self, blocks: Iterable[RowBlock]) -> SplitSum:
         """Take rows in, and return this."""
-        for row in rows:
-            self.total.add(row)
-            if not self._buckets or self.rows is None:
-                continue
-            raw = encode_row(row)
-            if bucket_of(self.table, row, raw) in self._buckets:
-                self._bytes += len(raw)
-                self.rows.append(row)
-                if self._bytes > SENT_ROWS_BYTES:
-                    self.rows = None
+        key, columns = self.table.primary_key, len(self.table.columns)
+        for block in blocks:
+            self.total.add(block)
+            for raw in block if self._buckets else ():
+                if self.rows is not None and bucket_of(key, raw) in self._buckets:
+                    self._bytes += len(raw)
+                    self.rows.append(decode_row(raw, columns))
+                    if self._bytes > SENT_ROWS_BYTES:
+                        self.rows = None
         return self
 
 
-def summed(filters: str, table: TableMap, rows: Iterable[Row], buckets: Set[int]) -> VerifySum:
+def summed(filters: str, table: TableMap, rows: Iterable[RowBlock], buckets: Set[int]) -> VerifySum:
     """Return what rows of a source's table are after filters, for the log; see `capture.verifying.Summing`."""
     name = (table.schema, table.table)
     comparison = compare_shown(Chain(parse_filters(filters)), table)
     if comparison is None:
         return VerifySum(table=name, why="the pipeline's filters leave it out")
-    found = SplitSum(comparison.compared, buckets).take(comparison.shown(rows))
+    if comparison.changes_rows:
+        rows = encoded(comparison.shown(decoded(rows, table)))
+    found = SplitSum(comparison.compared, buckets).take(rows)
     sent = None
     if buckets and found.rows is not None:
         sent = encode(Payload(changes=tuple([RowChange(found.table, Op.INSERT, None, row) for row in found.rows])))
@@ -202,7 +211,7 @@ def sent_rows(raw: bytes) -> list[Row]:
 
 def rows_in(table: TableMap, rows: Iterator[Row], buckets: Set[int]) -> Iterator[Row]:
     """Yield the rows that lie in some buckets."""
-    return (row for row in rows if bucket_of(table, row, encode_row(row)) in buckets)
+    return (row for row in rows if bucket_of(table.primary_key, encode_row(row)) in buckets)
 
 
 def row_differences(table: TableMap, ours: Iterable[Row], theirs: Iterable[Row]) -> list[RowDifference]:

@@ -24,6 +24,7 @@ from tranlog.pipeline.filters.comparison import (
 )
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import Filter
+from tranlog.source.row_blocks import encoded
 from tranlog.source.source import TableReader
 from tranlog.target.target import TargetRows
 
@@ -137,11 +138,11 @@ def _verdict(
 
 def _sum_up(table: TableMap, rows: Iterator[Row], where: str, report: Report) -> TableSum:
     total = TableSum(table)
-    add = total.add
     count = 0
-    for count, row in enumerate(rows, start=1):
-        add(row)
-        if not count % REPORT_EVERY_ROWS:
+    for block in encoded(rows):
+        total.add(block)
+        before, count = count, count + len(block)
+        if count // REPORT_EVERY_ROWS > before // REPORT_EVERY_ROWS:
             report(where, count)
     report(where, count)
     return total

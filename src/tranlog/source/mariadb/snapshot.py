@@ -19,6 +19,7 @@ from tranlog.source.keyset import beyond
 from tranlog.source.mariadb.connection import MariadbSourceOptions, translated
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
 from tranlog.source.mariadb.tables import MariadbTables, connect_to_read, quoted_name
+from tranlog.source.row_blocks import RowBlock, decoded
 from tranlog.types import Value
 
 _ATTEMPTS: Final = 20
@@ -64,7 +65,7 @@ class MariadbSnapshot:
         """Whether the key has only integers and bytes; the order of others is a collation's, or a type's own."""
         return bool(table.primary_key) and self._tables.has_integers_or_bytes(table)
 
-    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[RowBlock]:
         """Yield rows; see `Snapshot.chunk`."""
         clause = ""
         if self.is_ordered(table):
@@ -75,8 +76,8 @@ class MariadbSnapshot:
             clause += f"ORDER BY {', '.join(names)} LIMIT {limit}"
         return self._tables.select(table, self._connection, clause)
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
-        """Yield all rows; see `Snapshot.rows`. While the server writes a binlog, no savepoint frees the lock."""
+    def whole(self, table: TableMap) -> Iterator[RowBlock]:
+        """Yield all rows; see `Snapshot.whole`. While the server writes a binlog, no savepoint frees the lock."""
         return self._tables.select(table, self._connection)
 
     def covers(self, event_id: str) -> bool:
@@ -124,7 +125,7 @@ class MariadbAtOnce(MariadbTables):
 
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows; see `MariadbTables.rows`. One iteration at a time."""
-        return self.select(table, self._session, "" if limit is None else f"LIMIT {limit}")
+        return decoded(self.select(table, self._session, "" if limit is None else f"LIMIT {limit}"), table)
 
     def close(self) -> None:
         """Close the sessions; closing twice is harmless."""

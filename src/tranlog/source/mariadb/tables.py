@@ -17,14 +17,26 @@ import pymysql
 import pymysql.cursors
 
 from tranlog.change import TableMap, TableName
-from tranlog.charsets import text_decoder
+from tranlog.charsets import is_utf8, text_decoder
 from tranlog.errors import UnsupportedTypeError
+from tranlog.payload import encode_value
 from tranlog.servers.mariadb import close
 from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.source.mariadb.catalog import Catalog
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, connect, translated
+from tranlog.source.mariadb.query_rows import query_rows
 from tranlog.source.mariadb.types import Family, MariadbType, table_map, type_in_catalog
 from tranlog.source.mariadb.values import date_value, datetime_value, instant_value
+from tranlog.source.row_blocks import RowBlock, decoded
+from tranlog.source.text_rows import (
+    AS_BARE_INSTANT,
+    AS_BYTES,
+    AS_DATETIME,
+    AS_DECIMAL,
+    AS_INTEGER,
+    AS_TEXT,
+    ValueEncoder,
+)
 from tranlog.types import F32, Bit, Datetime, Other, Time, Value
 
 _READ_TIMEOUT_S: Final = 600
@@ -92,13 +104,11 @@ class MariadbTables:
         """
         connection = connect_to_read(self._options)
         try:
-            yield from self.select(table, connection, "" if limit is None else f"LIMIT {limit}")
+            yield from decoded(self.select(table, connection, "" if limit is None else f"LIMIT {limit}"), table)
         finally:
             close(connection)
 
-    def select(
-        self, table: TableMap, connection: pymysql.Connection[Any], clause: str = ""
-    ) -> Iterator[tuple[Value, ...]]:
+    def select(self, table: TableMap, connection: pymysql.Connection[Any], clause: str = "") -> Iterator[RowBlock]:
         """Yield the rows of a SELECT over a connection of `connect_to_read`; `clause` is what follows FROM.
 
         Raises as `rows`.
@@ -106,21 +116,18 @@ class MariadbTables:
         types = self._types.get(table)
         if types is None:
             raise UnsupportedTypeError(table=table.name, column="*", type_name="a table that `tables` did not return")
-        asked, readers = [], []
+        asked, encoders = [], []
         for column, kind in zip(table.columns, types, strict=True):
             expression, reader = _reading(kind)
             asked.append(expression.format(quoted_name(column.name)))
-            readers.append(reader)
+            encoders.append(_encoder(reader))
+        forms = bytes(map(_form, types))
         source = f"{quoted_name(table.schema)}.{quoted_name(table.table)}"
         if self._versioned[table]:
             source += " FOR SYSTEM_TIME ALL"
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT {', '.join(asked)} FROM {source} {clause}")
-                for row in cursor:
-                    yield tuple(
-                        [None if raw is None else reader(raw) for raw, reader in zip(row, readers, strict=True)]
-                    )
+            sql = f"SELECT {', '.join(asked)} FROM {source} {clause}"
+            yield from query_rows(connection, sql, forms, encoders)
         except (pymysql.err.MySQLError, OSError) as exc:
             raise translated(exc, self._options) from exc
 
@@ -169,6 +176,29 @@ def _text(raw: str | bytes) -> str:
 
 def _bytes(raw: str | bytes) -> bytes:
     return raw if isinstance(raw, bytes) else raw.encode()
+
+
+def _encoder(reader: FromServer) -> ValueEncoder:
+    return lambda raw: encode_value(reader(raw))
+
+
+_FORMS: Final = {
+    Family.INTEGER: AS_INTEGER,
+    Family.DECIMAL: AS_DECIMAL,
+    Family.DATETIME: AS_DATETIME,
+    Family.TIMESTAMP: AS_BARE_INSTANT,
+    Family.BYTES: AS_BYTES,
+    Family.GEOMETRY: AS_BYTES,
+}
+_AS_ASCII: Final = ("ascii", "latin1")
+"""Charsets beside UTF-8 in which ASCII is ASCII."""
+
+
+def _form(kind: MariadbType) -> int:
+    """Return how a column's texts are written; see `text_rows.put_text`."""
+    if kind.family is Family.TEXT and (is_utf8(kind.charset or "") or kind.charset in _AS_ASCII):
+        return AS_TEXT
+    return _FORMS.get(kind.family, 0)
 
 
 def _reading(kind: MariadbType) -> tuple[str, FromServer]:

@@ -3,8 +3,7 @@
 Owns the walk over a tuple, and which before image a change has. Pure; compiled, see `tranlog.compiled`. The hard idea:
 with the replica identity FULL the old row comes whole, and fills what the new one leaves out because it did not change
 (TOAST); with a key there is no old row, only the key's columns, and everything else of the before image is UNCHANGED.
-The frequent types are written from their text straight into the payload's form, without a value in between; whatever
-has an unusual text is left to the column's encoder, which knows every form.
+How the text of a value is written is `text_rows`'s.
 
 Source: PostgreSQL's manual, "Logical Replication Message Formats", TupleData; "ALTER TABLE", REPLICA IDENTITY.
 """
@@ -12,8 +11,7 @@ Source: PostgreSQL's manual, "Logical Replication Message Formats", TupleData; "
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from librt.strings import BytesWriter, read_i32_be
 from mypy_extensions import i64
@@ -21,9 +19,9 @@ from mypy_extensions import i64
 from tranlog.change import Op, TableMap
 from tranlog.payload import encode_value
 from tranlog.source.postgres.messages import MessageFormatError
-from tranlog.source.postgres.values import pads
-from tranlog.types import UNCHANGED, LogicalType
-from tranlog.varint import BYTES
+from tranlog.source.postgres.values import text_forms
+from tranlog.source.text_rows import ValueEncoder, put_text
+from tranlog.types import UNCHANGED
 
 _UNCHANGED: Final = encode_value(UNCHANGED)
 _INSERT_OP: Final = Op.INSERT
@@ -37,24 +35,6 @@ _OLD: Final = 0x4F
 _TEXT: Final = 0x74
 _NULL: Final = 0x6E
 _LEFT_OUT: Final = 0x75
-
-ValueEncoder: TypeAlias = Callable[[bytes], bytes]
-
-# How a column's text is written; 0: by its encoder.
-_AS_INTEGER: Final = 1
-_AS_TEXT: Final = 2
-_AS_DECIMAL: Final = 3
-_AS_DATETIME: Final = 4
-_AS_INSTANT: Final = 5
-_AS_BOOL: Final = 6
-_FORMS: Final = {
-    LogicalType.INTEGER: _AS_INTEGER,
-    LogicalType.TEXT: _AS_TEXT,
-    LogicalType.DECIMAL: _AS_DECIMAL,
-    LogicalType.DATETIME: _AS_DATETIME,
-    LogicalType.INSTANT: _AS_INSTANT,
-    LogicalType.BOOL: _AS_BOOL,
-}
 
 
 class NoBeforeImageError(Exception):
@@ -86,7 +66,7 @@ class PostgresTableLayout:
         self.keys: Final = keys
         self.by_key: Final = by_key
         self.column_number: Final = column_number
-        self.forms: Final = bytes([0 if pads(one) else _FORMS.get(one.logical, 0) for one in table.columns])
+        self.forms: Final = text_forms(table)
 
 
 def encode_change(layout: PostgresTableLayout, raw: bytes, at: int) -> tuple[Op, bytes]:
@@ -246,142 +226,5 @@ def _put_field(layout: PostgresTableLayout, column: i64, raw: bytes, at: i64, ou
     end = begin + size
     if size < 0 or end > len(raw):
         raise ValueError(f"a value of {size} bytes passes the end")
-    form: i64 = layout.forms[column]
-    if form == _AS_INTEGER:
-        if _put_integer(raw, begin, end, out):
-            return end
-    elif _AS_TEXT <= form <= _AS_DECIMAL:
-        if form == _AS_TEXT or _is_plain(raw, begin, end):
-            chunk = raw[begin:end]
-            if chunk.isascii():
-                out.append(9 if form == _AS_TEXT else 8)
-                _put_size(size, out)
-                out.write(chunk)
-                return end
-    elif _AS_DATETIME <= form <= _AS_INSTANT:
-        if _put_moment(raw, begin, end, form == _AS_INSTANT, out):
-            return end
-    elif form == _AS_BOOL and size == 1:
-        letter: i64 = raw[begin]
-        if letter == 0x74 or letter == 0x66:
-            out.append(3 if letter == 0x74 else 2)
-            return end
-    out.write(layout.encoders[column](raw[begin:end]))
+    put_text(layout.forms[column], layout.encoders[column], raw, begin, end, out)
     return end
-
-
-def _put_size(size: i64, out: BytesWriter) -> None:
-    byte = BYTES
-    rest = size
-    while rest >= 0x80:
-        out.append(byte[rest & 0x7F | 0x80])
-        rest >>= 7
-    out.append(byte[rest])
-
-
-def _put_folded(number: i64, out: BytesWriter) -> None:
-    """Write a signed number of less than 63 bits."""
-    _put_size(number << 1 if number >= 0 else -(number << 1) - 1, out)
-
-
-def _put_integer(raw: bytes, begin: i64, end: i64, out: BytesWriter) -> bool:
-    """Write an integer; say whether its text is one of at most 18 digits."""
-    at = begin
-    negative = end > begin and raw[begin] == 0x2D
-    if negative:
-        at += 1
-    if not 0 < end - at <= 18:
-        return False
-    number: i64 = 0
-    while at < end:
-        digit: i64 = raw[at]
-        if digit < 0x30 or digit > 0x39:
-            return False
-        number = number * 10 + digit - 0x30
-        at += 1
-    out.append(4)
-    _put_folded(-number if negative else number, out)
-    return True
-
-
-def _is_plain(raw: bytes, begin: i64, end: i64) -> bool:
-    """Whether a number's text is the one that `str` of its Decimal has: digits, one point, no millionths alone."""
-    at = begin
-    if at < end and raw[at] == 0x2D:
-        at += 1
-    digits = at
-    point: i64 = -1
-    while at < end:
-        letter: i64 = raw[at]
-        if letter == 0x2E and point < 0:
-            point = at
-        elif letter < 0x30 or letter > 0x39:
-            return False
-        at += 1
-    if point < 0:
-        return end > digits
-    if point == digits or point == end - 1:
-        return False
-    # `str` writes an exponent for numbers of more than six zeros behind the point.
-    return not (point == digits + 1 and raw[digits] == 0x30 and raw[point + 1 : point + 7] == b"000000")
-
-
-def _digits(raw: bytes, at: i64, count: i64) -> i64:
-    """Return the number that so many digits are; below 0 for what is none."""
-    number: i64 = 0
-    end = at + count
-    while at < end:
-        digit: i64 = raw[at]
-        if digit < 0x30 or digit > 0x39:
-            return -1
-        number = number * 10 + digit - 0x30
-        at += 1
-    return number
-
-
-def _days_of(year: i64, month: i64) -> i64:
-    if month == 2:
-        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
-    return 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
-
-
-def _put_moment(raw: bytes, begin: i64, end: i64, utc: bool, out: BytesWriter) -> bool:
-    """Write a moment of the years 1 to 9999, in UTC where it has a zone; say whether it is one."""
-    if utc:
-        end -= 3
-        if end < begin or raw[end : end + 3] != b"+00":
-            return False
-    if end - begin < 19 or end - begin > 26 or end - begin == 20:
-        return False
-    if (
-        raw[begin + 4] != 0x2D
-        or raw[begin + 7] != 0x2D
-        or raw[begin + 10] != 0x20
-        or raw[begin + 13] != 0x3A
-        or raw[begin + 16] != 0x3A
-    ):
-        return False
-    year, month, day = _digits(raw, begin, 4), _digits(raw, begin + 5, 2), _digits(raw, begin + 8, 2)
-    hour, minute, second = _digits(raw, begin + 11, 2), _digits(raw, begin + 14, 2), _digits(raw, begin + 17, 2)
-    if year < 1 or month < 1 or month > 12 or day < 1 or (day > 28 and day > _days_of(year, month)):
-        return False
-    if hour < 0 or hour > 23 or minute < 0 or minute > 59 or second < 0 or second > 59:
-        return False
-    micros: i64 = 0
-    if end - begin > 19:
-        micros = _digits(raw, begin + 20, end - begin - 20)
-        if micros < 0 or raw[begin + 19] != 0x2E:
-            return False
-        missing = 26 - (end - begin)
-        while missing > 0:
-            micros *= 10
-            missing -= 1
-    # Days since 1970, with years that begin in March, so that a leap day is a year's last.
-    months = month - 3
-    if months < 0:
-        months += 12
-        year -= 1
-    days = year * 365 + year // 4 - year // 100 + year // 400 + (months * 153 + 2) // 5 + day - 719_469
-    out.append(15 if utc else 14)
-    _put_folded(((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + micros, out)
-    return True

@@ -29,6 +29,7 @@ from tranlog.source.postgres.catalog import PostgresCatalog, quoted
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.position import WalPosition, parse_lsn
 from tranlog.source.postgres.tables import PostgresTables
+from tranlog.source.row_blocks import RowBlock, decoded
 from tranlog.source.source import SnapshotWait
 from tranlog.types import LogicalType, Value
 
@@ -73,7 +74,7 @@ class PostgresSnapshot:
         """Whether the key has only integers, bytes and UUIDs; the order of others is a collation's, or a type's own."""
         return bool(table.primary_key) and all(table.columns[at].logical in _ORDERED for at in table.primary_key)
 
-    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[RowBlock]:
         """Yield rows; see `Snapshot.chunk`."""
         condition, tail = "true", ""
         if self.is_ordered(table):
@@ -84,8 +85,8 @@ class PostgresSnapshot:
         yield from self._tables.select(table, self._session.connection, condition=condition, tail=tail)
         self._tables.check_as_it_was(table)
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
-        """Yield all rows; see `Snapshot.rows`."""
+    def whole(self, table: TableMap) -> Iterator[RowBlock]:
+        """Yield all rows; see `Snapshot.whole`."""
         connection = self._session.connection
         try:
             connection.execute("SAVEPOINT tranlog_rows")
@@ -126,7 +127,8 @@ class PostgresAtOnce(PostgresTables):
 
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows; see `PostgresTables.rows`. One iteration at a time."""
-        yield from self.select(table, self._session.connection, tail="" if limit is None else f"LIMIT {limit}")
+        tail = "" if limit is None else f"LIMIT {limit}"
+        yield from decoded(self.select(table, self._session.connection, tail=tail), table)
         self.check_as_it_was(table)
 
 

@@ -16,7 +16,9 @@ from tranlog.errors import SourceSetupError, SourceUnavailableError, Unsupported
 from tranlog.source.postgres.catalog import PostgresCatalog, PublishedTable, quoted, quoted_table
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.relations import table_map
-from tranlog.source.postgres.values import column_of, value_reader
+from tranlog.source.postgres.values import column_of, text_forms, value_encoder
+from tranlog.source.row_blocks import RowBlock, decoded
+from tranlog.source.text_rows import encode_cells
 from tranlog.types import Value
 
 _ROWS_AT_ONCE: Final = 2000
@@ -95,7 +97,8 @@ class PostgresTables:
         connection = connect(self._options)
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield from self.select(table, connection, tail="" if limit is None else f"LIMIT {limit}")
+            tail = "" if limit is None else f"LIMIT {limit}"
+            yield from decoded(self.select(table, connection, tail=tail), table)
         except (psycopg.Error, OSError) as exc:
             raise translated(exc, self._options) from exc
         finally:
@@ -104,13 +107,13 @@ class PostgresTables:
 
     def select(
         self, table: TableMap, connection: psycopg.Connection[Any], *, condition: str = "true", tail: str = ""
-    ) -> Iterator[tuple[Value, ...]]:
+    ) -> Iterator[RowBlock]:
         """Yield the published rows of one of `tables` that meet a condition, in a transaction; `tail` follows it.
 
         The transaction holds a lock on the table then. Raises as `rows`.
         """
         found = self._published[table.schema, table.table]
-        readers = [value_reader(column) for column in table.columns]
+        encoders, forms = [value_encoder(column) for column in table.columns], text_forms(table)
         names = ", ".join(quoted(column.name) for column in table.columns)
         # Tables that inherit from this one are published by themselves.
         select = (
@@ -124,13 +127,8 @@ class PostgresTables:
                     cursor.execute(f"FETCH {_ROWS_AT_ONCE} FROM tranlog_rows")
                     result = cursor.pgresult
                     assert result is not None
-                    for row in range(result.ntuples):
-                        yield tuple(
-                            [
-                                None if (raw := result.get_value(row, at)) is None else reader(raw)
-                                for at, reader in enumerate(readers)
-                            ]
-                        )
+                    if result.ntuples:
+                        yield encode_cells(result.get_value, result.ntuples, forms, encoders)
                     if result.ntuples < _ROWS_AT_ONCE:
                         cursor.execute("CLOSE tranlog_rows")
                         return

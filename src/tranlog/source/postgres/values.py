@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from tranlog.change import Column
+from tranlog.change import Column, TableMap
 from tranlog.payload import (
     encode_bytes,
     encode_datetime,
@@ -27,6 +27,7 @@ from tranlog.payload import (
     encode_utf8,
     encode_value,
 )
+from tranlog.source.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_TEXT
 from tranlog.text_forms import text_reader
 from tranlog.types import F32, CharsetBytes, Instant, LogicalType, Value
 
@@ -140,6 +141,21 @@ def value_encoder(column: Column) -> Callable[[bytes], bytes]:
         case LogicalType.DATETIME | LogicalType.INSTANT:
             return _moment_encoder(read, utc=column.logical is LogicalType.INSTANT)
     return lambda raw: encode_value(read(raw))
+
+
+_FORMS: Final = {
+    LogicalType.INTEGER: AS_INTEGER,
+    LogicalType.TEXT: AS_TEXT,
+    LogicalType.DECIMAL: AS_DECIMAL,
+    LogicalType.DATETIME: AS_DATETIME,
+    LogicalType.INSTANT: AS_INSTANT,
+    LogicalType.BOOL: AS_BOOL,
+}
+
+
+def text_forms(table: TableMap) -> bytes:
+    """Return the form of each column's texts; see `text_rows.put_text`."""
+    return bytes([0 if pads(one) else _FORMS.get(one.logical, 0) for one in table.columns])
 
 
 _BOOLEANS: Final = {b"t": True, b"f": False}

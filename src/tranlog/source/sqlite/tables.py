@@ -15,6 +15,7 @@ import apsw
 from tranlog.change import TableMap, TableName
 from tranlog.errors import SourceSetupError, SourceUnavailableError
 from tranlog.loads import Key
+from tranlog.source.row_blocks import RowBlock, encoded
 from tranlog.source.sqlite.claim import place_of
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import TablePlan, read_schema
@@ -113,8 +114,11 @@ class SqliteSnapshot(SqliteTables):
         """Whether the key is the rowid; of others the order depends on collations and on the values' types."""
         return self._plans[table.table].rowid is not None
 
-    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[RowBlock]:
         """Yield rows; see `Snapshot.chunk`."""
+        return encoded(self._chunk(table, after, limit))
+
+    def _chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
         plan = self._plans[table.table]
         if plan.rowid is None:
             yield from self.rows(table)
@@ -127,6 +131,10 @@ class SqliteSnapshot(SqliteTables):
             yield from plan.read(self._db, f"{condition}ORDER BY {name} LIMIT {limit}", values)
         except apsw.Error as exc:
             raise SourceUnavailableError(where=self.path, why=str(exc)) from exc
+
+    def whole(self, table: TableMap) -> Iterator[RowBlock]:
+        """Yield all rows; see `Snapshot.whole`."""
+        return encoded(self.rows(table))
 
     def covers(self, event_id: str) -> bool:
         """Whether the transaction of this event id is in the rows."""
