@@ -7,8 +7,10 @@ notices by TCP keepalive that the server's machine is gone.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 import pymysql
@@ -21,13 +23,31 @@ SESSION: Final = {"time_zone": "'+00:00'", "wait_timeout": f"{_WEEK_S}", "net_wr
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
+class _Connection(pymysql.Connection):
+    """Where no certificate is to be proven, TLS by one context for all: PyMySQL reads the system's for each session."""
+
+    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
+        if sslp:
+            context: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            return context
+        return _unproven()
+
+
+@cache
+def _unproven() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def connect(address: MariadbAddress, *, connect_timeout_s: float, **settings: Any) -> pymysql.Connection[Any]:
     """Open a session; `settings` are the driver's. Raises the driver's errors, OSError, RuntimeError."""
     if address.unix_socket:
         settings["unix_socket"] = address.unix_socket
     if address.ssl_ca:
         settings |= {"ssl_ca": address.ssl_ca, "ssl_verify_cert": True, "ssl_verify_identity": True}
-    connection: pymysql.Connection[Any] = pymysql.connect(
+    connection: pymysql.Connection[Any] = _Connection(
         **{
             "host": address.host,
             "port": address.port,
