@@ -206,12 +206,16 @@ class Catalog:
         )
         return tuple(str(row[0]) for row in rows)
 
-    def captured_tables(self) -> list[tuple[str, str, bool]]:
-        """Return (schema, table, whether system-versioned) of the captured tables, in order."""
-        rows = self._of_captured(
+    def captured_tables(self, only: TableName | None = None) -> list[tuple[str, str, bool]]:
+        """Return (schema, table, whether system-versioned) of the captured tables, or `only` one, in order."""
+        sql = (
             "SELECT table_schema, table_name, table_type FROM information_schema.tables "
-            "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema = %s ORDER BY table_name"
+            "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema = %s "
         )
+        if only is None:
+            rows = self._of_captured(f"{sql}ORDER BY table_name")
+        else:
+            rows = self._control.rows(f"{sql}AND table_name = %s", only) if self._options.captures(only[0]) else []
         return [(str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED") for row in rows]
 
     def tables_without_triggers(self) -> set[TableName]:

@@ -66,7 +66,7 @@ class MariadbTables:
         """
         self._catalog.forget_tables()
         self._types.clear()
-        found = self._catalog.captured_tables()
+        found = self._catalog.captured_tables(only)
         return [self._table(*one) for one in found if only in (None, one[:2])]
 
     def _table(self, schema: str, table: str, versioned: bool) -> TableMap:
