@@ -49,6 +49,8 @@ from tranlog.write_set import WriteKind
 logger = logging.getLogger(__name__)
 
 _ROWS_FIRST: Final = 1_000
+_GROWTH: Final = 10
+"""So many times as many rows a chunk has at most as the one before, whose rows may have been small by chance."""
 _ROWS_LEAST: Final = 100
 _ROWS_MOST: Final = 100_000
 _CHUNK_BYTES: Final = 16 << 20
@@ -331,7 +333,7 @@ class Loading:
         self._took(rows, most)
         size += self._step(step, packer, event_id=event_id, tstamp=tstamp)
         if limit is not None and rows:
-            self._limit = max(_ROWS_LEAST, min(_ROWS_MOST, 4 * limit, rows * _CHUNK_BYTES // max(size, 1)))
+            self._limit = max(_ROWS_LEAST, min(_ROWS_MOST, _GROWTH * limit, rows * _CHUNK_BYTES // max(size, 1)))
 
     def _took(self, rows: int, most: int) -> None:
         """Note how fast chunks come, and rest where no more than `most` rows a second are wanted, 0 for no limit."""
