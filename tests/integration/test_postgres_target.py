@@ -192,6 +192,109 @@ def test_a_user_who_may_not(postgres: PostgresAddress, postgres_database: str, b
     sql(bench, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+# --- many rows at once ----------------------------------------------------------------------------------------------
+
+MANY = 1_234
+HOW = """
+CREATE TABLE how (sql text);
+CREATE FUNCTION how() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO how VALUES (split_part(current_query(), ' ', 1));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER how AFTER INSERT ON shop.items FOR EACH STATEMENT EXECUTE FUNCTION how()"""
+"""Notes by which statement rows came."""
+TEXTS = ("a", "", None, "\\N", "\\.", "tab\tline\nreturn\r", '"{,}', "back\\slash \\t", "é🦆", "\x01\x7f")
+
+
+def how(bench: Bench) -> list[str]:
+    """Return by which statements rows came, and forget it."""
+    found = [one for (one,) in bench.session.fetch("SELECT sql FROM how")]
+    sql(bench, "DELETE FROM how")
+    return found
+
+
+def test_many_rows_come_by_copy(bench: Bench) -> None:
+    """As one by one, whatever is in them; so do the few that follow, which are of the same form."""
+    bench.target.rows.create_table(ITEMS)
+    sql(bench, HOW)
+    rows = [(n, TEXTS[n % len(TEXTS)], None if n % 3 else -n) for n in range(MANY)]
+    assert bench.apply([insert(ITEMS, row) for row in rows]).changes == MANY
+    assert how(bench) == ["COPY"]
+    assert bench.rows(ITEMS) == content(rows)
+    more = [(MANY + n, "b", n) for n in range(3)]
+    bench.apply([insert(ITEMS, row) for row in more])
+    assert how(bench) == ["INSERT"] * 3
+    bench.apply([delete(ITEMS, row) for row in [*rows, *more]])
+    for text in TEXTS:  # a column of one text alone goes another way
+        rows = [(n, text, n) for n in range(MANY)]
+        bench.apply([insert(ITEMS, row) for row in rows])
+        assert bench.rows(ITEMS) == content(rows)
+        bench.apply([delete(ITEMS, row) for row in rows])
+
+
+def test_values_of_every_kind_come_by_copy(bench: Bench) -> None:
+    tab = table(
+        "t",
+        ID,
+        column("f", LogicalType.F64, "double"),
+        column("n", LogicalType.DECIMAL, "numeric"),
+        column("b", LogicalType.BYTES, "blob"),
+        column("d", LogicalType.DATETIME, "datetime(6)"),
+        column("i", LogicalType.INSTANT, "timestamp(6)"),
+        column("t", LogicalType.TIME, "time(6)"),
+        column("o", LogicalType.BOOL, "boolean"),
+    )
+    bench.target.rows.create_table(tab)
+    floats = [0.1, -0.0, 1e300, float("inf"), float("-inf"), float("nan")]
+    rows = [
+        (n, floats[n % 6], Decimal(n) / 8, b"\\\xff'\t", Datetime(n - 1), Instant(n - 1), Time(-n), bool(n % 2))
+        for n in range(MANY)
+    ]
+    bench.apply([insert(tab, row) for row in rows])
+    assert bench.rows(tab) == content(rows)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "CREATE RULE other AS ON INSERT TO shop.items DO ALSO NOTIFY other",
+        "ALTER TABLE shop.items ENABLE ROW LEVEL SECURITY",
+    ],
+    ids=["a rule", "row security"],
+)
+def test_what_copy_would_pass_over_has_inserts(bench: Bench, between: str) -> None:
+    bench.target.rows.create_table(ITEMS)
+    sql(bench, HOW)
+    sql(bench, between)
+    bench.apply([insert(ITEMS, (n, "a", n)) for n in range(MANY)])
+    assert set(how(bench)) == {"INSERT"}
+
+
+def test_a_conflict_in_a_copy_is_named(bench: Bench) -> None:
+    """The rows are sent again, one by one; nothing of them is here, and the session goes on."""
+    bench.target.rows.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (777, "here", 1))])
+    with pytest.raises(ConflictError) as conflict:
+        bench.apply([insert(ITEMS, (n, "a", n)) for n in range(MANY)])
+    assert (conflict.value.key, conflict.value.table) == ("(id=777)", "shop.items")
+    with pytest.raises(ConflictError, match="NUL"):
+        bench.apply([insert(ITEMS, (n, "\0" if n == 1_200 else "a", n)) for n in range(1_000, 1_000 + MANY)])
+    assert bench.rows(ITEMS) == content([(777, "here", 1)])
+    bench.apply([insert(ITEMS, (n, "a", n)) for n in range(1_000, 1_000 + MANY)])
+    assert len(list(bench.rows(ITEMS).elements())) == MANY + 1
+
+
+def test_a_row_that_a_trigger_takes_away_of_a_copy_is_missed(bench: Bench) -> None:
+    bench.target.rows.create_table(ITEMS)
+    takes = "CREATE FUNCTION takes() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$;"
+    when = "CREATE TRIGGER takes BEFORE INSERT ON shop.items FOR EACH ROW WHEN (NEW.id = 1000) EXECUTE FUNCTION takes()"
+    sql(bench, takes + when)
+    with pytest.raises(ConflictError, match="a trigger at the target took it away") as conflict:
+        bench.apply([insert(ITEMS, (n, "a", n)) for n in range(MANY)])
+    assert conflict.value.key == "(id=1000)"
+
+
 # --- the target's own triggers and constraints ----------------------------------------------------------------------
 
 AUDIT = """

@@ -101,6 +101,16 @@ class TargetTable:
     order_unseen: bool = False
     """Whether nothing at the target sees in which order rows of different keys change within a target transaction: no
     trigger, rule or foreign key from or to the table, and one unique index. False where that is not known."""
+    copies: bool = False
+    """Whether rows may come by `Form.copy`: nothing stands in between that this way passes over or is refused by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CopyForm:
+    """A statement that takes any number of rows as a stream. `lines` makes the bytes of some; it raises UnfitError."""
+
+    sql: str
+    lines: Callable[[Sequence[Row]], bytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -118,6 +128,8 @@ class Form:
     distinct: bool = False
     one: Form | None = None
     """The same for one row at a time, where a kind does few rows faster so."""
+    copy: CopyForm | None = None
+    """The same for very many, where a kind does these faster so."""
     relaxed: tuple[str, ...] = ()
     """What the session does not mind for these rows: checks of `change.CHECKS`, and STRICT."""
     for_row: Callable[[Row], Form | None] | None = None
@@ -252,7 +264,8 @@ class Binding:
         self._heavy = tuple(heavy)
         self._heavy_twice = tuple(heavy + [i + self._width for i in heavy])
         self.has_heavy = bool(heavy)
-        self._insert = self._relax(forms.insert(name, columns))
+        insert = forms.insert(name, columns)
+        self._insert = self._relax(insert if target.copies else replace(insert, copy=None))
         self._delete = self._relax(forms.delete(name, self._key)) if self._key else None
         self._updates: dict[tuple[int, ...], Form] = {}
         self._images: dict[tuple[tuple[int, ...] | None, tuple[bool, ...]], Form] = {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, TransientTargetError
-from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
+from tranlog.target.binding import CopyForm, Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
 from tranlog.target.target import TargetKeys, TextEquality
@@ -70,6 +70,8 @@ MESSAGE_MOST: Final = (1 << 30) - (1 << 20)
 """Bytes of parameters in one message: at 1 GiB the server ends the connection without saying why."""
 FLUSH_EVERY: Final = 32
 """Commands that are collected before the socket is given them."""
+COPY_LEAST: Final = 200
+"""With so many rows of a batch a COPY begins; those of the same form that follow go into it, however few."""
 
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "57014", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 _LOCK_TIMEOUT: Final = "55P03"
@@ -87,6 +89,7 @@ SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND
        CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, c.relkind,
        a.attnotnull AND a.attidentity = '' AND NOT EXISTS (
            SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary AND a.attnum = ANY (p.indkey)),
+       NOT (c.relhasrules OR c.relrowsecurity),
        c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
        AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1
   FROM pg_class c
@@ -207,6 +210,8 @@ class PostgresSession:
         self._statements = 0
         self._holds_snapshot = False
         self._expected: list[int | None] = []  # in the pipeline: rows that each command is to hit, None: a prepare
+        self._copying: CopyForm | None = None  # the COPY that is open, and how many rows it was given
+        self._copied = 0
         parts = read_dsn(options.dsn, option="target.dsn")
         defaults: dict[str, str | int] = {
             "application_name": "tranlog",
@@ -271,11 +276,14 @@ class PostgresSession:
         """Forget what is under way, after an error, and what it may not have prepared any more."""
         self._prepared.clear()
         try:
+            self._end_copy(b"it is rolled back")
             self.settle()
         except (MisfitError, MissingTableError, LockTimeoutError, TranlogError):
             pass
         pgconn = self._connection.pgconn
-        if pgconn.status == pq.ConnStatus.OK and pgconn.pipeline_status != pq.PipelineStatus.OFF:
+        if pgconn.status == pq.ConnStatus.OK and (
+            pgconn.pipeline_status != pq.PipelineStatus.OFF or pgconn.transaction_status == pq.TransactionStatus.ACTIVE
+        ):
             self._connection.close()
 
     def savepoint(self) -> None:
@@ -304,12 +312,49 @@ class PostgresSession:
         return self._execute(sql, parameters).fetchall()
 
     def send(self, form: Form, rows: Sequence[Row]) -> int:
+        if form.copy is not None and (form.copy is self._copying or len(rows) >= COPY_LEAST):
+            self._copy(form.copy, rows)
+            return 1
+        self._end_copy()
         if form.one is not None and len(rows) <= FEW_ROWS:
             for row in rows:
                 self._send(form.one, [row])
             return len(rows)
         self._send(form, rows)
         return 1
+
+    def _copy(self, form: CopyForm, rows: Sequence[Row]) -> None:
+        lines = form.lines(rows)
+        pgconn = self._connection.pgconn
+        if form is not self._copying:
+            self.settle()
+        try:
+            if form is not self._copying:
+                pgconn.send_query(form.sql.encode())
+                (begun,) = self._connection.wait(_collect(pgconn))
+                if begun.status == pq.ExecStatus.FATAL_ERROR:
+                    raise self._sorted(error_from_result(begun))
+                self._copying, self._copied = form, 0
+            self._copied += len(rows)
+            pgconn.put_copy_data(lines)
+            self._connection.wait(_flush(pgconn))
+        except psycopg.Error as exc:
+            raise self._sorted(exc) from exc
+
+    def _end_copy(self, error: bytes | None = None) -> None:
+        """End the COPY that is open, if one is; with an `error` it fails."""
+        if self._copying is None:
+            return
+        self._copying = None
+        pgconn = self._connection.pgconn
+        try:
+            pgconn.put_copy_end(error)
+            (ended,) = self._connection.wait(_collect(pgconn))
+        except psycopg.Error as exc:
+            raise self._sorted(exc) from exc
+        if ended.status == pq.ExecStatus.FATAL_ERROR:
+            raise self._sorted(error_from_result(ended))
+        self._check(ended.command_tuples, self._copied)
 
     def _send(self, form: Form, rows: Sequence[Row]) -> None:
         parameters = [None if text is None else text.encode() for text in form.bind(rows)]
@@ -339,21 +384,27 @@ class PostgresSession:
             raise self._sorted(exc) from exc
 
     def settle(self) -> None:
+        self._end_copy()
         if not self._expected:
             return
         expected, self._expected = self._expected, []
         pgconn = self._connection.pgconn
         try:
             pgconn.pipeline_sync()
-            results: list[pq.abc.PGresult] = self._connection.wait(_collect(pgconn))
+            results = self._connection.wait(_collect(pgconn, pipeline=True))
             pgconn.exit_pipeline_mode()
         except psycopg.Error as exc:
             raise self._sorted(exc) from exc
         for result, rows in zip(results, expected, strict=False):
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 raise self._sorted(error_from_result(result))
-            if rows is not None and result.command_tuples != rows:
-                raise MisfitError(f"{result.command_tuples} rows hit instead of {rows}", affected=result.command_tuples)
+            if rows is not None:
+                self._check(result.command_tuples, rows)
+
+    def _check(self, hit: int | None, rows: int) -> None:
+        """Raise MisfitError unless every row hit one."""
+        if hit != rows:
+            raise MisfitError(f"{hit} rows hit instead of {rows}", affected=hit)
 
     def run_script(self, text: str) -> None:
         self.settle()
@@ -389,7 +440,7 @@ class PostgresSession:
         if rows[0][8] not in _TABLE_KINDS:
             raise MissingTableError("this name is not a table's")
         columns = {}
-        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, loosens, _ in rows:
+        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, loosens, *_ in rows:
             if name is None:  # a table without columns
                 continue
             category = "array" if is_array and typtype == "b" and typname.startswith("_") else CATEGORY_OF.get(typname)
@@ -405,7 +456,7 @@ class PostgresSession:
                 length=_length(typname, typmod),
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
-        return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][10])
+        return TargetTable(columns=columns, unique=unique, place="ctid", copies=rows[0][10], order_unseen=rows[0][11])
 
     def keys(self, table: TableMap) -> TargetKeys | None:
         found = self.fetch(_KEY_TABLE, (fit_name(table.table), fit_name(table.schema)))
@@ -531,8 +582,11 @@ class PostgresSession:
             self._connection.close()
 
 
-def _collect(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
-    """Send what is left of a pipeline and return its results, one per command, up to the sync that ends it."""
+def _collect(pgconn: pq.abc.PGconn, *, pipeline: bool = False) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
+    """Send what is left and return the results: of one command, or of a pipeline up to the sync that ends it.
+
+    A COPY's are those that begin it, then those that end it.
+    """
     results: list[pq.abc.PGresult] = []
     unsent = True
     while True:
@@ -544,10 +598,22 @@ def _collect(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, list[pq.abc.
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
+                if not pipeline:
+                    return results
                 continue  # the end of one command's results
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
                 return results
             results.append(result)
+            if result.status == pq.ExecStatus.COPY_IN:
+                return results
+
+
+def _flush(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, None]:
+    """Send what is left; what the server says meanwhile waits."""
+    while pgconn.flush() != 0:
+        ready = yield Wait.RW
+        if ready & Ready.R:
+            pgconn.consume_input()
 
 
 def _message(exc: psycopg.Error) -> str:

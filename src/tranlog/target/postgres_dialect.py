@@ -10,6 +10,7 @@ Source: PostgreSQL's manual, "Array Value Input".
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Final, NoReturn, TypeAlias
@@ -20,6 +21,7 @@ from tranlog.change import Column, Op, TableMap
 from tranlog.target.binding import (
     NATURAL,
     BoundColumn,
+    CopyForm,
     Form,
     Image,
     Row,
@@ -369,8 +371,7 @@ def _array_writer(column: BoundColumn) -> Callable[[list[Value]], str]:
     write = _writer(column)
     category = column.target.category
     bare = _BARE_ARRAYS.get(category)
-    is_text = category in ("text", "char") and column.source.logical in (LogicalType.ANY, LogicalType.TEXT)
-    is_text = is_text and _check_length(column.target) is None
+    is_text = _is_plain_text(column)
 
     def write_array(values: list[Value]) -> str:
         if bare is not None and bare.issuperset(map(type, values)):
@@ -390,6 +391,40 @@ def _array_writer(column: BoundColumn) -> Callable[[list[Value]], str]:
         return "{" + ",".join(parts) + "}"
 
     return write_array
+
+
+def _is_plain_text(column: BoundColumn) -> bool:
+    """Whether a column takes every text as it is."""
+    is_text = column.target.category in ("text", "char")
+    is_text = is_text and column.source.logical in (LogicalType.ANY, LogicalType.TEXT)
+    return is_text and _check_length(column.target) is None
+
+
+_COPY_ESCAPES: Final = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_COPY_SPECIAL: Final = re.compile(r"[\\\t\n\r]")
+
+
+def _copy_text(text: str) -> str:
+    return _COPY_SPECIAL.sub(lambda found: _COPY_ESCAPES[found[0]], text)
+
+
+def _copy_writer(column: BoundColumn) -> Callable[[list[Value]], list[str]]:
+    """Return what makes the texts of a column's values as COPY takes them. It raises UnfitError, naming the column."""
+    write = _writer(column)
+    bare = _BARE_ARRAYS.get(column.target.category, frozenset()) - {_NONE}
+    is_text = _is_plain_text(column)
+
+    def write_texts(values: list[Value]) -> list[str]:
+        kinds = set(map(type, values))
+        if len(kinds) == 1 and kinds <= bare:
+            return list(map(repr, values))
+        if is_text and kinds == {str}:
+            joined = "\0".join(values)  # type: ignore[arg-type]  # all of them are str
+            if joined.count("\0") == len(values) - 1:
+                return _copy_text(joined).split("\0")
+        return ["\\N" if (text := write(value)) is None else _copy_text(text) for value in values]
+
+    return write_texts
 
 
 # --- values out -----------------------------------------------------------------------------------------------------
@@ -473,7 +508,8 @@ class PostgresForms:
         )
         rows, values = _unnest(columns)
         sql = f"{into} SELECT {', '.join(values)} FROM {rows}"
-        return Form(op=Op.INSERT, sql=sql, bind=_bind_arrays(picked), one=one)
+        copy = CopyForm(sql=f"COPY {table} ({names}) FROM STDIN", lines=_copy_lines(picked))
+        return Form(op=Op.INSERT, sql=sql, bind=_bind_arrays(picked), one=one, copy=copy)
 
     def update(
         self, table: str, changed: Sequence[BoundColumn], key: Sequence[BoundColumn], *, width: int, alone: bool
@@ -545,6 +581,16 @@ def _bind_arrays(picked: Sequence[tuple[int, BoundColumn]]) -> Callable[[Sequenc
         return [write([row[index] for row in rows]) for index, write in arrays]
 
     return bind
+
+
+def _copy_lines(picked: Sequence[tuple[int, BoundColumn]]) -> Callable[[Sequence[Row]], bytes]:
+    writers = [(index, _copy_writer(column)) for index, column in picked]
+
+    def lines(rows: Sequence[Row]) -> bytes:
+        texts = [write([row[index] for row in rows]) for index, write in writers]
+        return "".join([f"{line}\n" for line in map("\t".join, zip(*texts, strict=True))]).encode()
+
+    return lines
 
 
 def _bind_values(picked: Sequence[tuple[int, BoundColumn]]) -> Callable[[Sequence[Row]], Sequence[Any]]:
