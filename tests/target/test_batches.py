@@ -10,7 +10,7 @@ import pytest
 from fix_target import ID, INTEGER, ITEMS, MOVES, TEXT, Model, Row, column, content, delete, insert, table, update
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
-from tranlog.target.batches import GATHER_ROWS, Batch, Placed, batch_up, net_effect
+from tranlog.target.batches import BATCH_BYTES, GATHER_ROWS, Batch, Placed, batch_inserts, batch_up, net_effect
 from tranlog.target.binding import BATCH_ROWS, Binding, BoundColumn, Form, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import PostgresForms
 from tranlog.types import UNCHANGED, Value
@@ -339,6 +339,30 @@ def test_the_net_effect_ends_where_the_changes_end(seed: int) -> None:
             rows.append(change.after)
     assert len(seen) == len(set(seen))
     assert {name: content(rows) for name, rows in before.items()} == {n: content(r) for n, r in model.content.items()}
+
+
+def test_what_a_load_brings_is_cut_up_to_what_is_no_insert() -> None:
+    """Several tables, batches of so many rows; the first change of another kind comes back, with all behind it."""
+    rows = [row(n) for n in range(BATCH_ROWS + 1)]
+    changes = [*[insert(ITEMS, one) for one in rows], insert(MOVES, A), insert(ITEMS, A), delete(ITEMS, A), DDL]
+
+    def all_of_it() -> Iterator[Batch | list[Change]]:
+        rest = yield from batch_inserts(iter(changes), lambda table, seqno: BINDINGS[table], Seqno(0))
+        yield list(rest)
+
+    *found, rest = all_of_it()
+    assert rest == [delete(ITEMS, A), DDL]
+    batches = [one for one in found if isinstance(one, Batch)]
+    assert [len(one.rows) for one in batches] == [BATCH_ROWS, 1, 1, 1]
+    assert [one.form for one in batches] == [BINDINGS[table].insert for table in (ITEMS, ITEMS, MOVES, ITEMS)]
+    assert [each for one in batches for each in one.rows] == [*rows, A, A]
+
+
+def test_large_rows_of_a_load_are_not_held() -> None:
+    large = "x" * (BATCH_BYTES // 2)
+    changes = iter([insert(MOVES, row(n, large)) for n in range(5)])
+    found = list(batch_inserts(changes, lambda table, seqno: BINDINGS[table], Seqno(0)))
+    assert [(len(one.rows), one.bytes) for one in found] == [(2, BATCH_BYTES), (2, BATCH_BYTES), (1, BATCH_BYTES // 2)]
 
 
 def test_a_form_says_what_it_does() -> None:

@@ -9,13 +9,14 @@ their form; those of one key never do. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from tranlog.change import Op, RowChange, Statement, TableMap
+from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.target.binding import Binding, Form, Row, heavy_columns, weigh
 from tranlog.types import UNCHANGED, Value
@@ -143,6 +144,40 @@ def batch_up(
     yield from gathered.pour()
     if form is not None and rows:
         yield Batch(form, rows, size)
+
+
+def batch_inserts(
+    changes: Iterator[Change], bind: Callable[[TableMap, Seqno], Binding], seqno: Seqno
+) -> Generator[Batch, None, Iterator[Change]]:
+    """Cut rows that a transaction inserts into batches, as `batch_up`, up to its first change of another kind.
+
+    Return that one and what follows it. For many rows: it looks at nothing else. Raises what `bind` raises.
+    """
+    rows: list[Row] = []
+    table: TableMap | None = None
+    binding: Binding | None = None
+    size = 0
+    for change in changes:
+        if not isinstance(change, RowChange) or change.op is not _INSERT or change.table.sequence:
+            if binding is not None and rows:
+                yield Batch(binding.insert, rows, size)
+            return chain((change,), changes)
+        if change.table is not table or binding is None:
+            if binding is not None and rows:
+                yield Batch(binding.insert, rows, size)
+            table = change.table
+            binding = bind(table, seqno)
+            rows, size, limit, heavy = [], 0, binding.insert.limit, binding.has_heavy
+        assert change.after is not None
+        rows.append(change.after)
+        if heavy:
+            size += binding.weigh(change.after)
+        if len(rows) >= limit or size >= BATCH_BYTES:
+            yield Batch(binding.insert, rows, size)
+            rows, size = [], 0
+    if binding is not None and rows:
+        yield Batch(binding.insert, rows, size)
+    return iter(())
 
 
 @dataclass(slots=True)

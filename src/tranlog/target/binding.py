@@ -265,7 +265,7 @@ class Binding:
         self._heavy_twice = tuple(heavy + [i + self._width for i in heavy])
         self.has_heavy = bool(heavy)
         insert = forms.insert(name, columns)
-        self._insert = self._relax(insert if target.copies else replace(insert, copy=None))
+        self.insert = self._relax(insert if target.copies else replace(insert, copy=None))
         self._delete = self._relax(forms.delete(name, self._key)) if self._key else None
         self._updates: dict[tuple[int, ...], Form] = {}
         self._images: dict[tuple[tuple[int, ...] | None, tuple[bool, ...]], Form] = {}
@@ -275,7 +275,7 @@ class Binding:
         before, after = change.before, change.after
         if before is None:
             assert after is not None
-            return self._insert, after
+            return self.insert, after
         if self._delete is None or (self._key_may_be_null and self._has_null_key(before)):
             return self._place_by_image(before, after)
         if after is None:

@@ -10,20 +10,20 @@ each other), or the error names the very transaction, table and key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tranlog.change import Column, Op, RowChange, Statement, TableMap, TableName
+from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap, TableName
 from tranlog.ddl import touched
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.table_edits import Edit, RenamedTable
 from tranlog.table_notes import WHOLE, TableNote, notes_of, stored
-from tranlog.target.batches import Batch, Placed, batch_up, net_effect
+from tranlog.target.batches import Batch, Placed, batch_inserts, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
 from tranlog.target.dialect import Dialect
 from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, named
@@ -432,16 +432,37 @@ class _Writing:
             ddl_ignored=self.ignored,
         )
 
+    def _batches(self) -> Iterator[Batch | tuple[Seqno, Statement]]:
+        unit = self.units[0] if len(self.units) == 1 else None
+        if unit is not None and unit.load is not None:
+            rest = yield from self._inserts(unit)
+            stream: Iterator[Placed] = ((unit.seqno, change) for change in self._counted(rest))
+        else:
+            stream = self._stream()
+        yield from batch_up(net_effect(stream) if self.rows.options.net_effect else stream, self.rows.bind)
+
+    def _inserts(self, unit: ApplyUnit) -> Generator[Batch, None, Iterator[Change]]:
+        """Yield what a load brings, which is inserts, and count it; return the rest."""
+        batches = batch_inserts(unit.changes(), self.rows.bind, unit.seqno)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration as end:
+                rest: Iterator[Change] = end.value
+                return rest
+            self.changes += len(batch.rows)
+            yield batch
+
     def _stream(self) -> Iterator[Placed]:
         for unit in self.units:
             seqno = unit.seqno
-            for change in self._counted(unit):
+            for change in self._counted(unit.changes()):
                 yield seqno, change
 
-    def _counted(self, unit: ApplyUnit) -> Iterator[RowChange | Statement]:
-        """Yield a unit's changes, those of sequences only where there are any, and count the rows."""
+    def _counted(self, changes: Iterable[Change]) -> Iterator[Change]:
+        """Yield changes, those of sequences only where there are any, and count the rows."""
         has_sequences = self.rows.dialect.has_sequences
-        for change in unit.changes():
+        for change in changes:
             if isinstance(change, RowChange):
                 if change.table.sequence and not has_sequences:
                     name = change.table.name
@@ -455,11 +476,8 @@ class _Writing:
     def send_in_batches(self) -> None:
         """Send runs of like changes as one statement each."""
         session = self.rows.session
-        stream = self._stream()
-        if self.rows.options.net_effect:
-            stream = net_effect(stream)
         rows = size = 0
-        for item in batch_up(stream, self.rows.bind):
+        for item in self._batches():
             if isinstance(item, Batch):
                 self.rows_sent = True
                 self.statements += session.send(item.form, item.rows)
@@ -479,7 +497,7 @@ class _Writing:
     def send_one_by_one(self) -> None:
         """Send each change by itself and look what came of it, so that an error names it."""
         for unit in self.units:
-            for kind, run in groupby(self._counted(unit), _kind_of_run):
+            for kind, run in groupby(self._counted(unit.changes()), _kind_of_run):
                 while part := list(islice(run, RUN_ROWS)):
                     if kind is None:
                         for change in part:
