@@ -531,8 +531,9 @@ class ForeignWriterError(SourceError):
 
     table: str
     why: str
+    remedy: str
 
-    template = "a write to {table} bypassed capture: {why}. Write through tranlog.source.sqlite.connect"
+    template = "a write to {table} bypassed capture: {why}. {remedy}"
 
 
 # --- targets ---------------------------------------------------------------------------------------------

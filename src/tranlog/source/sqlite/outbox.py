@@ -23,7 +23,7 @@ FREE_EVERY_S = 1.0
 """A writer looks so often for rows to free: a look reads a file, and freeing takes some pages more in the WAL."""
 
 # SQLite gives the largest id plus 1, which is above every id there ever was: the last row captured is never freed.
-_INSERT = f"INSERT INTO main.{OUTBOX_TABLE}(last, tstamp, token, synced, changes) VALUES(?, ?, random(), ?, ?)"
+INSERT_PIECE = f"INSERT INTO main.{OUTBOX_TABLE}(last, tstamp, token, synced, changes) VALUES(?, ?, random(), ?, ?)"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -134,7 +134,7 @@ class OutboxWriter:
         piece = encode_piece(head, changes)
         self.exact = False
         try:
-            db.execute(_INSERT, (last, now, self.synced, piece))
+            db.execute(INSERT_PIECE, (last, now, self.synced, piece))
         except apsw.Error as exc:
             self.exact = True
             if not isinstance(exc, apsw.TooBigError):

@@ -543,7 +543,7 @@ class TableStates(NamedTuple):
 
 def table_states(db: apsw.Connection) -> TableStates:
     """Return what `note_tables` needs to know of the tables, before the open transaction changes any."""
-    return TableStates(_noted(db), table_marks(db))
+    return TableStates(noted_marks(db), table_marks(db))
 
 
 def note_tables(db: apsw.Connection, before: TableStates) -> None:
@@ -566,7 +566,8 @@ def _note(db: apsw.Connection, marks: dict[str, int]) -> None:
     db.execute(f"UPDATE main.{SOURCE_TABLE} SET tables = ?", (msgspec.msgpack.encode(marks),))
 
 
-def _noted(db: apsw.Connection) -> dict[str, int]:
+def noted_marks(db: apsw.Connection) -> dict[str, int]:
+    """Return the marks of the tables as our connections, `install` or capture noted them last."""
     ((raw,),) = db.execute(f"SELECT tables FROM main.{SOURCE_TABLE}").fetchall()
     assert isinstance(raw, bytes)
     return msgspec.msgpack.decode(raw, type=dict[str, int])
@@ -574,14 +575,15 @@ def _noted(db: apsw.Connection) -> dict[str, int]:
 
 def check_tables(db: apsw.Connection, path: str) -> None:
     """Refuse tables that are not as noted, inside a transaction. Raises ForeignWriterError."""
-    noted, found = _noted(db), table_marks(db)
+    noted, found = noted_marks(db), table_marks(db)
     for name in sorted(noted.keys() | found.keys()):
         if noted.get(name) != found.get(name):
             did = "dropped or renamed" if name not in found else "altered" if name in noted else "made"
             raise ForeignWriterError(
                 table=f"{SCHEMA}.{name}",
-                why=f"a foreign program has {did} it in {path}, which the log does not know. Bring the target's tables "
-                "to the same state, with their rows, then adopt it by tranlog.source.sqlite.install(path)",
+                why=f"a foreign program has {did} it in {path}, which the log does not know",
+                remedy="Bring the target's tables to the same state, with their rows, then adopt it by "
+                "tranlog.source.sqlite.install(path). Write through tranlog.source.sqlite.connect",
             )
 
 

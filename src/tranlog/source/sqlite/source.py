@@ -31,7 +31,6 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import may_write
 from tranlog.errors import (
     ConfigError,
-    ForeignWriterError,
     PositionLostError,
     SourceClaimedError,
     SourceError,
@@ -39,25 +38,22 @@ from tranlog.errors import (
     SourceUnavailableError,
 )
 from tranlog.row_touches import RowTouches
-from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
+from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import Snapshot
 from tranlog.source.sqlite.claim import OutboxPlace, SourceClaim, place_of, read_progress
 from tranlog.source.sqlite.freeing import OutboxFreeing
 from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
 from tranlog.source.sqlite.pages import OutboxPages, OutboxRow
-from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA, ChangesDamagedError, read_piece
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, ChangesDamagedError, read_piece
 from tranlog.source.sqlite.schema import (
     SOURCE_TABLE,
     Installed,
-    SqliteSchema,
-    check_tables,
     cover_by,
     install_in,
     read_installed,
-    read_schema,
-    schema_version,
 )
+from tranlog.source.sqlite.source_schema import SourceSchema
 from tranlog.source.sqlite.tables import SqliteSnapshot, SqliteTables
 from tranlog.source.sqlite.triggers import TriggerRow
 
@@ -159,12 +155,12 @@ class SqliteSource:
         self._token: int | None = None  # of the row with that id; None where there is no such row yet
         self._file: tuple[int, int] = (0, 0)
         self._data_version = -1
-        self._schema: SqliteSchema | None = None
         self._warned: set[str] = set()
         self._pages: OutboxPages | None = None
         self._groups: dict[TableName, str] = {}  # as of the piece that is read: the rule `table` goes by them
-        self._rule = ShardRule(kind=options.shard_rule, groups=self._groups, mapping=options.shard_map)
-        self._packer = _packer(options.source_id, self._rule)
+        rule = ShardRule(kind=options.shard_rule, groups=self._groups, mapping=options.shard_map)
+        self._schema = SourceSchema(options.path, rule, self._warned, self._clock)
+        self._packer = _packer(options.source_id, rule)
 
     def check(self) -> None:
         """Look whether there is a database that can be written, and change nothing. Raises SourceSetupError."""
@@ -207,8 +203,9 @@ class SqliteSource:
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
             self._data_version = -1
-            self._schema = None
-            self._look_at_schema()
+            self._schema.forget()
+            self._schema.follows = self._claim is not None
+            self._schema.look(reader)
         except apsw.Error as exc:
             self.close()
             raise SourceUnavailableError(where=path, why=str(exc)) from exc
@@ -346,15 +343,14 @@ class SqliteSource:
         """Return the number that rises whenever somebody else wrote; look at the schema when it did."""
         reader = self._connected()
         try:
-            for (version,) in reader.execute("PRAGMA main.data_version"):
-                assert isinstance(version, int)
-                if version != self._data_version:
-                    self._check_file()
-                    self._look_at_schema()
-                return version
+            ((version,),) = reader.execute("PRAGMA main.data_version").fetchall()  # and no read transaction is left
+            assert isinstance(version, int)
+            if version != self._data_version:
+                self._check_file()
+                self._schema.look(reader)
+            return version
         except apsw.Error as exc:
             raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
-        raise AssertionError("PRAGMA data_version returned nothing")
 
     def _fragments(self) -> Iterator[Fragment]:
         pages, complete = self._pages, True
@@ -403,7 +399,7 @@ class SqliteSource:
         packer, pages, changes, tstamp = self._packer, self._pages, row.changes, row.tstamp
         assert pages is not None
         if first:
-            packer.begin(self._rule)
+            packer.begin(self._schema.rule)
         event_id = self._event_id(row)
         try:
             if isinstance(changes, TriggerRow):
@@ -431,55 +427,6 @@ class SqliteSource:
         if row.last:
             return self._packer.finish(event_id=event_id, tstamp=row.tstamp, metadata=_DBMS_METADATA)
         return self._packer.take(event_id=event_id, tstamp=row.tstamp)
-
-    def _look_at_schema(self) -> None:
-        """Read the schema where it changed: refuse unguarded tables, warn of what is captured less than fully."""
-        reader = self._connected()
-        if self._schema is not None and schema_version(reader) == self._schema.version:
-            return
-        with db_transaction(reader, write=False):
-            schema = read_schema(reader)
-            if schema.by_trigger or not schema.unguarded:
-                check_tables(reader, self.options.path)
-        _refuse_unguarded(schema, self.options.path)
-        for plan in schema.plans.values():
-            if not plan.captured:
-                raise SourceSetupError(
-                    why=f"table {plan.map.name} is WITHOUT ROWID and has a virtual generated column: SQLite does not "
-                    "tell its changes",
-                    remedy="Make the column STORED, or the table an ordinary one",
-                )
-            if not plan.map.primary_key and plan.map.table not in self._warned:
-                self._warned.add(plan.map.table)
-                logger.warning(
-                    "table without primary key: its rows are matched by all their values table=%s", plan.map.name
-                )
-        for name in schema.virtual:
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning("virtual table is not captured, nor what it stores table=%s.%s", SCHEMA, name)
-        self._schema = schema
-        if self.options.shard_rule is ShardRuleKind.MAP:
-            self._rule = ShardRule(kind=ShardRuleKind.MAP, mapping=self._joined_map(schema))
-
-    def _joined_map(self, schema: SqliteSchema) -> dict[str, str]:
-        """Return the user's map without the tables that foreign keys join and the map parts: those become serial."""
-        rule = ShardRule(kind=ShardRuleKind.MAP, mapping=self.options.shard_map)
-        shards: dict[str, set[str]] = {}
-        for (schema_name, table), group in schema.rule.groups.items():
-            shards.setdefault(group, set()).add(rule.shard_of(schema_name, table))
-        mapping = dict(self.options.shard_map)
-        for (schema_name, table), group in schema.rule.groups.items():
-            if len(shards[group]) > 1:
-                mapping[f"{schema_name}.{table}"] = UNKNOWN_SHARD
-                if f"map {table}" not in self._warned:
-                    self._warned.add(f"map {table}")
-                    logger.warning(
-                        "shard map parts tables that foreign keys join, their transactions are serial table=%s.%s",
-                        schema_name,
-                        table,
-                    )
-        return mapping
 
     def _check_file(self) -> None:
         try:
@@ -521,9 +468,17 @@ class SqliteSource:
 
     def snapshot(self) -> SqliteSnapshot:
         """Return the tables of now, with the outbox's newest id. Raises SourceUnavailableError."""
-        snapshot = SqliteSnapshot(self.options.path)
-        if self._pages is not None:
-            self._pages.keep_apart(snapshot.outbox_id)
+        reader, pages = self._reader, self._pages
+        if reader is None or pages is None:
+            return SqliteSnapshot(self.options.path)
+        while True:
+            self._schema.look(reader)
+            self._data_version = -1  # what that may have written is read
+            snapshot = SqliteSnapshot(self.options.path)
+            if snapshot.version == self._schema.version:
+                break
+            snapshot.close()  # a foreign program changed a table in between
+        pages.keep_apart(snapshot.outbox_id)
         return snapshot
 
     def has_reached(self, snapshot: Snapshot) -> bool:
@@ -534,23 +489,6 @@ class SqliteSource:
     def _connected(self) -> apsw.Connection:
         assert self._reader is not None, "start() was not called"
         return self._reader
-
-
-def _refuse_unguarded(schema: SqliteSchema, path: str) -> None:
-    for name in sorted(schema.unguarded):
-        if schema.by_trigger:
-            raise ForeignWriterError(
-                table=f"{SCHEMA}.{name}",
-                why="a foreign program dropped or changed the triggers that capture it, or made one of its own "
-                f"after them, in {path}. What they wrote until then waits in the outbox. Where one "
-                "was dropped, bring the target's table to the same state, with its rows; then run "
-                "tranlog.source.sqlite.install(path)",
-            )
-        raise ForeignWriterError(
-            table=f"{SCHEMA}.{name}",
-            why=f"a foreign program made it, and may have written it, in {path}. Copy its rows to the "
-            "target, then adopt it by tranlog.source.sqlite.install(path)",
-        )
 
 
 def _claim_of(installed: Installed) -> SourceClaim | None:

@@ -42,6 +42,8 @@ class SqliteTables:
         except apsw.Error as exc:
             self.close()
             raise SourceUnavailableError(where=path, why=str(exc)) from exc
+        self.version = schema.version
+        """The number of the schema that the tables have."""
         self._plans: dict[str, TablePlan] = schema.plans
         self._maps = [table for table in schema.maps() if not only or table.name in only]
 

@@ -155,7 +155,10 @@ class WriterTransaction:
             run.own_transaction = True
             db.execute("BEGIN IMMEDIATE")
         if not self._schema.checked:
-            self._schema.check()
+            changes = db.changes()
+            if written := self._schema.check():
+                self._outbox.rows_written += written
+                self._changes_before = changes if self._changes_before is None else self._changes_before
         if self.running:
             self._hook.pack()
         elif self._hook.bytes > self._flush_bytes and not self._buffer.savepoints:

@@ -5,10 +5,13 @@ Owns when the schema is read again, and what a DDL statement leaves: a statement
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import apsw
 
 from tranlog.clock import Clock
-from tranlog.errors import SourceSetupError
+from tranlog.errors import ForeignWriterError, SourceSetupError
+from tranlog.source.sqlite.foreign_ddl import follow_foreign
 from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA, raw_row
 from tranlog.source.sqlite.recorder import RowRecorder, SourceUncertainError
 from tranlog.source.sqlite.schema import (
@@ -40,17 +43,44 @@ class WriterSchema:
         self._changed = False  # by the open transaction
         self._before = TableStates({}, {})  # that
         self._stale = False
+        self._followed_at = 0  # the outbox's last id, once the open transaction has followed foreign programs
 
-    def check(self) -> None:
-        """Take the write lock, then look whether the schema is the one that is known."""
-        db = self._db
+    def check(self) -> int:
+        """Take the write lock, then look whether the schema is the one that is known.
+
+        What a foreign program did to the tables goes into the outbox before what the transaction does, where triggers
+        capture it. Return how many rows that has written.
+        """
+        db, written = self._db, 0
         # The write lock first: from then on nobody else changes the schema under this transaction.
         if db.txn_state(SCHEMA) != apsw.SQLITE_TXN_WRITE:
             db.blob_open(SCHEMA, SOURCE_TABLE, "uuid", 1, True).close()  # unlike a statement it counts no changes
         if self._stale or schema_version(db) != self.now.version:
-            self._use(read_schema(db, self.now))
+            schema = read_schema(db, self.now)
+            if schema.by_trigger:
+                written = self._follow()
+                schema = read_schema(db, self.now)
+            self._use(schema)
             self._stale = False
         self.checked = True
+        return written
+
+    def _follow(self) -> int:
+        """Write what foreign programs did into the outbox; return how many rows that has written."""
+        db = self._db
+        newest = f"SELECT coalesce(max(id), 0) FROM main.{OUTBOX_TABLE}"
+        ((last,),) = db.execute(newest).fetchall()
+        assert isinstance(last, int)
+        if last < self._followed_at:
+            self._changed = False  # both were undone, since nothing of ours comes before it
+        if self._changed:
+            return 0  # what differs from the notes is ours
+        before, rowid = db.total_changes(), db.last_insert_rowid()
+        with suppress(ForeignWriterError):  # capture says so
+            follow_foreign(db, db.filename, self._clock.now_ms())
+        db.set_last_insert_rowid(rowid)
+        ((self._followed_at,),) = db.execute(newest).fetchall()  # type: ignore[assignment]
+        return db.total_changes() - before
 
     def _use(self, schema: SqliteSchema) -> None:
         self.now = schema
@@ -60,13 +90,14 @@ class WriterSchema:
         """Note that the transaction has ended. Runs no SQL."""
         self.may_be_back()
         self.checked = self._changed = False
+        self._followed_at = 0
 
     def may_be_back(self) -> None:
         """Look at the schema again: a change of it may have been undone.
 
         Its number does not tell: a rollback puts it back, and the next change, of whomever, takes the same again.
         """
-        if self._changed:
+        if self._changed or self._followed_at:
             self.checked = False
             self._stale = True
 
