@@ -344,7 +344,13 @@ def test_the_net_effect_ends_where_the_changes_end(seed: int) -> None:
 def test_what_a_load_brings_is_cut_up_to_what_is_no_insert() -> None:
     """Several tables, batches of so many rows; the first change of another kind comes back, with all behind it."""
     rows = [row(n) for n in range(BATCH_ROWS + 1)]
-    changes = [*[insert(ITEMS, one) for one in rows], insert(MOVES, A), insert(ITEMS, A), delete(ITEMS, A), DDL]
+    changes: list[Change] = [
+        *[insert(ITEMS, one) for one in rows],
+        insert(MOVES, A),
+        insert(ITEMS, A),
+        delete(ITEMS, A),
+        DDL,
+    ]
 
     def all_of_it() -> Iterator[Batch | list[Change]]:
         rest = yield from batch_inserts(iter(changes), lambda table, seqno: BINDINGS[table], Seqno(0))
