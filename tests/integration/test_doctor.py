@@ -23,6 +23,8 @@ from tranlog.change import TableMap
 from tranlog.clock import SystemClock
 from tranlog.errors import TargetTableError, TargetUnavailableError
 from tranlog.findings import CheckResult, Severity, compare_clocks
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.upkeep.checks import examine_target
 from tranlog.service.commands.cli import main
 from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
 from tranlog.source.mariadb.connection import MariadbSourceOptions
@@ -342,6 +344,33 @@ def test_rights_at_a_postgresql_target(server: MariaDbServer, postgres_database:
     finally:
         postgres.execute(f"DROP OWNED BY {role}", database=postgres_database)
         postgres.execute(f"DROP ROLE {role}")
+
+
+def test_foreign_keys_without_an_index_at_a_postgresql_target(
+    tmp_path: Path, postgres_database: str, postgres: Address
+) -> None:
+    """One of two columns, whose index begins with them in another order, and one whose index is partial."""
+    for statement in (
+        "CREATE TABLE parent (a int, b int, c int UNIQUE, PRIMARY KEY (a, b))",
+        'CREATE TABLE child (id int PRIMARY KEY, a int, b int, "C" int REFERENCES parent (c), '
+        "FOREIGN KEY (a, b) REFERENCES parent)",
+        'CREATE INDEX part ON child ("C") WHERE "C" > 0',
+    ):
+        postgres.execute(statement, database=postgres_database)
+    target = TargetOptions(kind="postgres", dsn=postgres.dsn(postgres_database))
+    options = ApplyOptions(pipeline="shop", log_dir=str(tmp_path / "log"), target=target)
+
+    def found() -> list[CheckResult]:
+        checks = examine_target(options, SystemClock(), None, source_kind="mariadb")
+        return [one for one in checks if one.subject == "foreign keys"]
+
+    slow = found()
+    assert [one.remedy for one in slow] == ['CREATE INDEX ON child ("C")', "CREATE INDEX ON child (a, b)"]
+    assert "public.child refers to public.parent without an index" in slow[0].text
+    postgres.execute("CREATE INDEX ON child (b, a, id)", database=postgres_database)
+    assert [one.remedy for one in found()] == [slow[0].remedy]
+    postgres.execute(slow[0].remedy, database=postgres_database)
+    assert found() == []
 
 
 def test_rights_at_a_mariadb_target(

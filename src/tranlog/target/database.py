@@ -333,6 +333,9 @@ class SqlRows:
     def references(self) -> list[tuple[TableName, TableName]]:
         return self.session.references()
 
+    def slow_references(self) -> list[tuple[TableName, TableName, str]]:
+        return self.session.slow_references()
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         self.claim_name(table, seqno)
         name = self.dialect.table_name(table)

@@ -53,6 +53,9 @@ class NullRows:
     def references(self) -> list[tuple[TableName, TableName]]:
         return []
 
+    def slow_references(self) -> list[tuple[TableName, TableName, str]]:
+        return []
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         pass
 

@@ -146,6 +146,17 @@ SELECT n.nspname, c.relname, m.nspname, d.relname
   FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_class d ON d.oid = f.confrelid JOIN pg_namespace m ON m.oid = d.relnamespace
  WHERE f.contype = 'f' ORDER BY 1, 2, 3, 4"""
+_SLOW_REFERENCES: Final = """
+SELECT n.nspname, c.relname, m.nspname, d.relname, format('CREATE INDEX ON %s (%s)', c.oid::regclass, (
+           SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY k.place)
+             FROM unnest(f.conkey) WITH ORDINALITY k (number, place)
+             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number))
+  FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_class d ON d.oid = f.confrelid JOIN pg_namespace m ON m.oid = d.relnamespace
+ WHERE f.contype = 'f' AND f.conparentid = 0 AND NOT EXISTS (
+           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL
+              AND f.conkey <@ (i.indkey::int2[])[0:cardinality(f.conkey) - 1])
+ ORDER BY 1, 2, 3, 4, 5"""
 _KEY_ACTIONS: Final = """
 SELECT DISTINCT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f' AND confrelid = $1::int8::oid
    AND (confdeltype NOT IN ('a', 'r') OR confupdtype NOT IN ('a', 'r')) ORDER BY 1"""
@@ -486,6 +497,10 @@ class PostgresSession:
     def references(self) -> list[tuple[TableName, TableName]]:
         rows = [] if self._triggers_off else self.fetch(_REFERENCES)
         return [((schema, table), (to_schema, to)) for schema, table, to_schema, to in rows]
+
+    def slow_references(self) -> list[tuple[TableName, TableName, str]]:
+        rows = [] if self._triggers_off else self.fetch(_SLOW_REFERENCES)
+        return [((schema, table), (to_schema, to), remedy) for schema, table, to_schema, to, remedy in rows]
 
     def lacks_create(self, schema: str | None = None) -> str:
         if schema:

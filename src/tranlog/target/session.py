@@ -104,6 +104,9 @@ class Session(Protocol):
     def references(self) -> list[tuple[TableName, TableName]]:
         """Return the foreign keys that are checked in this session, (referring table, referred table)."""
 
+    def slow_references(self) -> list[tuple[TableName, TableName, str]]:
+        """Return the foreign keys without an index; see `TargetRows.slow_references`."""
+
     def lacks_create(self, schema: str | None = None) -> str:
         """Return the GRANTs without which no table of ours, or none in a schema, can be made here; empty where one can.
 

@@ -262,6 +262,9 @@ class SqliteSession:
     def references(self) -> list[tuple[TableName, TableName]]:
         return []  # none is checked
 
+    def slow_references(self) -> list[tuple[TableName, TableName, str]]:
+        return []  # for the same reason
+
     def lacks_create(self, schema: str | None = None) -> str:
         """Nothing: who may write the file may make tables."""
         return ""

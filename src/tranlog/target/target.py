@@ -384,6 +384,12 @@ class TargetRows(Protocol):
     def references(self) -> list[tuple[TableName, TableName]]:
         """Return the foreign keys that are checked here, (referring table, referred table), by their names here."""
 
+    def slow_references(self) -> list[tuple[TableName, TableName, str]]:
+        """Return the foreign keys for which each deleted row makes the server read a whole table.
+
+        (Referring table, referred table, the statement that makes the index that is missing), by their names here.
+        """
+
     def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         """Delete the table's rows in the open target transaction, or, where not `replace`, look that it has none.
 

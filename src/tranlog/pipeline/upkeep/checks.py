@@ -106,9 +106,12 @@ def examine_target(
         yield tried("clock", lambda: compare_clocks(clock, target.positions.now_ms))
         yield tried("rights", lambda: _rights(target))
         yield tried("position", lambda: _position(options, target, clock))
-        for table, what in waiting(read_stored(target.positions.read_loads(options.pipeline))).items():
-            text, _, remedy = f"{table} {what}".rpartition(": ")
+        for name, what in waiting(read_stored(target.positions.read_loads(options.pipeline))).items():
+            text, _, remedy = f"{name} {what}".rpartition(": ")
             yield warning("loads", text, remedy)
+        for table, to, remedy in target.rows.slow_references():
+            text = f"{'.'.join(table)} refers to {'.'.join(to)} without an index: what is deleted there reads all of it"
+            yield warning("foreign keys", f"{text}, and a load that replaces rows deletes them all", remedy)
         if tables is not None and filters.severity is Severity.FINE:
             yield from _tables(options, target, tables, source_kind)
             if options.plan.by is ShardBy.WRITES:
