@@ -1,14 +1,16 @@
-"""`tranlog copy --follow` where it does not begin: SQLite at both ends, without Spark."""
+"""`tranlog copy`, once and with `--follow`, where it does not begin: SQLite at both ends, without Spark."""
 
 from __future__ import annotations
 
 import os
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
 
+from fix_rights import without_rights
 from tranlog.service.commands.cli import main
 
 WORDS = ("sqlite:///shop.db", "sqlite:///target.db")
@@ -17,9 +19,13 @@ WORDS = ("sqlite:///shop.db", "sqlite:///target.db")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    make_shop()
+    return tmp_path
+
+
+def make_shop() -> None:
     with closing(apsw.Connection("shop.db")) as db:
         db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY); INSERT INTO items VALUES(1)")
-    return tmp_path
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -61,3 +67,52 @@ def test_words_that_do_not_go_together(folder: Path, capsys: pytest.CaptureFixtu
     code, err = refused(capsys, WORDS[0], WORDS[0])
     assert code == 2 and "it is the source" in err
     assert sorted(os.listdir(folder)) == ["shop.db"]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--tables", "main.nothing_like_that", *WORDS), 2, "main.nothing_like_that"),
+        (("--tables", "main.items,main.nothing_like_that", *WORDS), 2, "main.nothing_like_that"),
+        (("sqlite:///shop.db", "oracle:///new.db"), 2, "a database is named by"),
+        (("oracle:///shop.db", "sqlite:///new.db"), 2, "a database is named by"),
+        (("sqlite:///missing.db", "sqlite:///new.db"), 4, "missing.db"),
+        (("sqlite:///notes.txt", "sqlite:///new.db"), 4, "notes.txt"),
+        (("sqlite:///shop.db", "sqlite:///./shop.db"), 2, "it is the source"),
+        (("sqlite:///shop.db", "sqlite:///link.db"), 2, "it is the source"),
+        (("sqlite:///shop.db", "sqlite:///no/folder/new.db"), 4, "no/folder/new.db"),
+        (("sqlite:///empty.db", "sqlite:///new.db"), 2, "it has no table"),
+        (("sqlite:///wal.db", "sqlite:///no/folder/new.db"), 4, "no/folder/new.db"),
+    ],
+)
+def test_a_refused_copy_leaves_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], follow: bool, words: tuple[str, ...], code: int, said: str
+) -> None:
+    """Neither a target nor a file beside the source, nor a folder of a configuration."""
+    Path("notes.txt").write_text("no database\n" * 100)
+    os.symlink("shop.db", "link.db")
+    apsw.Connection("empty.db").execute("PRAGMA user_version = 1")
+    with closing(apsw.Connection("wal.db")) as db:
+        db.execute("PRAGMA journal_mode = WAL; CREATE TABLE items(id INTEGER PRIMARY KEY)").fetchall()
+    before = sorted(str(one) for one in folder.rglob("*"))
+    done = main(["copy", *["--follow"] * follow, *words])
+    shown = capsys.readouterr()
+    assert (int(done), said in shown.err + shown.out) == (code, True), shown
+    assert sorted(str(one) for one in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_folder_that_may_not_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], follow: bool
+) -> None:
+    with TemporaryDirectory() as place:  # which others reach
+        monkeypatch.chdir(place)
+        make_shop()
+        Path("closed").mkdir()
+        with without_rights(Path(place)):
+            words = ("sqlite:///shop.db", "sqlite:///closed/new.db")
+            code, shown = main(["copy", *["--follow"] * follow, *words]), capsys.readouterr()
+        assert (int(code), "closed" in shown.err + shown.out) == (4, True), shown
+        assert sorted(str(one) for one in Path().rglob("*")) == ["closed", "shop.db"]
+        monkeypatch.undo()

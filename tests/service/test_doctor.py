@@ -6,11 +6,8 @@ Proves: Servers are `tests/integration/test_doctor.py`.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
+from fix_rights import without_rights
 from tranlog.findings import Severity
 from tranlog.pipeline.upkeep.checks import ROOM_LEAST, room
 from tranlog.service.commands.cli import main
@@ -34,7 +32,6 @@ path = "source.db"
 kind = "sqlite"
 path = "target.db"
 """
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -56,20 +53,6 @@ def doctor(capsys: pytest.CaptureFixture[str], *, wrong: int = 0) -> Doctored:
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == (1 if wrong else 0) and found["wrong"] == wrong, found
     return {(one["part"], one["subject"]): one for one in found["findings"]}
-
-
-@contextmanager
-def without_rights(path: Path) -> Iterator[None]:
-    """Leave a file or folder to others, whose rights are not ours, also where we are root."""
-    before, user = path.stat().st_mode, os.geteuid()
-    path.chmod(0o555 if path.is_dir() else 0o444)
-    if user == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-        path.chmod(before)
 
 
 @pytest.mark.long

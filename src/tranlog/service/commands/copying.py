@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -30,6 +31,7 @@ from tranlog.service.frame.command import AsJson, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.source.kinds import source_kind
+from tranlog.source.source import TableReader
 from tranlog.target.options import identity as identity_of
 from tranlog.target.options import is_there, open_target
 
@@ -109,6 +111,15 @@ def _refuse_source(origin: DatabaseUrl, into: DatabaseUrl) -> str:
     return found
 
 
+def _refuse_tables(reader: TableReader, into: DatabaseUrl, names: Sequence[str]) -> None:
+    """Raise what a copy of the tables raises before it changes anything; a file that is not there is not made."""
+    there = into.target()
+    with ExitStack() as stack:
+        if not is_there(there):
+            there = replace(there, path=os.path.join(stack.enter_context(TemporaryDirectory()), "target.db"))
+        check_copy(reader, stack.enter_context(closing(open_target(there))), wanted=names)
+
+
 def _copied(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str]) -> CopyResult:
     clock, here = SystemClock(), origin.source()
     with (
@@ -116,6 +127,8 @@ def _copied(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str]) -> Cop
         closing(source_kind(here.kind).at_once(here, names)) as reader,
     ):
         found = _refuse_source(origin, into)
+        if not is_there(into.target()):
+            _refuse_tables(reader, into, names)
         target = open_target(into.target())
         with closing(target):
             return copy_tables(
@@ -155,10 +168,9 @@ def _followed(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text
             print(line)
         say("copy: nothing was made; mend what is wrong, and begin again")
         return None
-    here, there = origin.source(), into.target()
-    if is_there(there):
-        with closing(source_kind(here.kind).at_once(here, names)) as reader, closing(open_target(there)) as target:
-            check_copy(reader, target, wanted=names)
+    here = origin.source()
+    with closing(source_kind(here.kind).at_once(here, names)) as reader:
+        _refuse_tables(reader, into, names)
     folder.mkdir(exist_ok=True)
     _write(file, text)
     print(f"wrote {file}; `tranlog --conf {file} status` says how far it is", flush=True)

@@ -35,7 +35,9 @@ class SqliteTables:
             raise SourceSetupError(why=f"there is no database at {path}", remedy="Check the path")
         self._db: apsw.Connection | None = None
         try:
-            self._db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+            # It may write, so that its close takes away the files of a WAL that it has made.
+            self._db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+            self._db.execute("PRAGMA query_only = ON")
             self._db.set_busy_timeout(10_000)
             self._db.execute("BEGIN")
             schema = read_schema(self._db)
