@@ -327,6 +327,7 @@ def run(question: Question, measure: Callable[[Bench], None]) -> int:
     if options.record and options.only is not None:
         parser.error("--record takes all parts")
     bench = Bench(question, rounds=options.rounds, full=options.full or options.record, only=options.only)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode, and so starts faster
     measure(bench)
     if not bench.rows:
         parser.error(f"there is no part {options.only}")
