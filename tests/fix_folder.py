@@ -35,6 +35,7 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.row_blocks import RowBlock, encoded
 from tranlog.target.binding import key_text
 from tranlog.target.options import TargetOptions
 from tranlog.target.options import open_target as open_product
@@ -535,6 +536,9 @@ class FolderRows:
                 raise TargetTableError(table=table.name, why="there is no such table")
             places = found.places(table)
             return iter([tuple([row[place] for place in places]) for row in found.rows.values()])
+
+    def blocks(self, table: TableMap) -> Iterator[RowBlock]:
+        return encoded(self.read(table))
 
 
 @contextmanager

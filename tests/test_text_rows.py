@@ -1,4 +1,4 @@
-"""source/text_rows and row_blocks: rows that a server sends as text (design/loads.md, "Speed")."""
+"""text_rows and row_blocks: rows that a server sends as text (design/loads.md, "Speed")."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from tranlog.change import Column, TableMap
 from tranlog.errors import PayloadError
 from tranlog.payload import decode_row, encode_row, encode_value
+from tranlog.row_blocks import decoded, encoded
 from tranlog.source.mariadb.tables import _encoder, _form, _reading
 from tranlog.source.mariadb.types import Family, MariadbType
-from tranlog.source.row_blocks import decoded, encoded
-from tranlog.source.text_rows import AS_BYTES, AS_INTEGER, AS_TEXT, encode_cells, encode_packets
+from tranlog.text_rows import AS_BYTES, AS_INTEGER, AS_TEXT, encode_cells, encode_packets
 from tranlog.types import CharsetBytes, Date, Datetime, Instant, LogicalType, Value, ZeroDate
 from tranlog.value_ends import key_in
 

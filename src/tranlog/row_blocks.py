@@ -1,4 +1,4 @@
-"""A table's rows on their way to the log: encoded, some at a time.
+"""A table's rows on their way to the log, or to a sum: encoded, some at a time.
 
 Owns how many make a block, and the way back to values. Pure.
 """

@@ -34,11 +34,11 @@ from tranlog.payload import decode
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules import loading
 from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.row_blocks import decoded
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import gtid_text
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
 from tranlog.source.postgres import PostgresSource
-from tranlog.source.row_blocks import decoded
 from tranlog.source.source import LoadableSource, SnapshotWait, Source
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.tables import SqliteTables

@@ -18,6 +18,7 @@ from tranlog.payload import encode_row
 from tranlog.pipeline.filters.comparison import BUCKETS, RowDifference, TableSum, row_differences
 from tranlog.pipeline.filters.filters import Filter, PresentRows
 from tranlog.pipeline.upkeep.verify import select_tables, verify_tables
+from tranlog.row_blocks import RowBlock, encoded
 from tranlog.types import (
     F32,
     Bit,
@@ -67,6 +68,9 @@ class Tables:
         return islice(self.content[table], limit)
 
     read = rows
+
+    def blocks(self, table: TableMap) -> Iterator[RowBlock]:
+        return encoded(self.rows(table))
 
     def estimate(self, table: TableMap) -> int:
         return len(self.content[table])

@@ -28,9 +28,9 @@ from tranlog.change import TableMap
 from tranlog.clock import Clock
 from tranlog.errors import SourceError, SourceUnavailableError, TranlogError
 from tranlog.log.writing.log import Log
+from tranlog.row_blocks import RowBlock
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.row_blocks import RowBlock
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
 from tranlog.verification import VerifyBegin, VerifyMark, VerifyStep, VerifySum
 

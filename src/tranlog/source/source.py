@@ -13,7 +13,7 @@ import msgspec
 
 from tranlog.change import Fragment, TableMap, TableName
 from tranlog.loads import Key
-from tranlog.source.row_blocks import RowBlock
+from tranlog.row_blocks import RowBlock
 from tranlog.types import Value
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap, T
 from tranlog.ddl import touched
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
+from tranlog.row_blocks import RowBlock, decoded
 from tranlog.table_edits import Edit, RenamedTable
 from tranlog.table_notes import WHOLE, TableNote, notes_of, stored
 from tranlog.target.batches import Batch, Placed, batch_inserts, batch_up, net_effect
@@ -30,7 +31,7 @@ from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, na
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import rows_are_here, rule, shortened, source_of, text_of
-from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, open_session
+from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, Session, open_session
 from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target, TargetKeys
 from tranlog.types import UNCHANGED, Value
 
@@ -386,22 +387,25 @@ class SqlRows:
             raise TransientTargetError(why=f"no snapshot: {exc}") from exc
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        return decoded(self.blocks(table), table)
+
+    def blocks(self, table: TableMap) -> Iterator[RowBlock]:
         try:
             target = self.session.table(table)
         except MissingTableError as exc:
             raise TargetTableError(table=table.name, why=str(exc)) from exc
         pairs = list(self._pairs(table, target, None))
         names = [self.dialect.selected(source, column, name) for source, name, column in pairs]
-        readers = [self.dialect.reader(source, column) for source, _, column in pairs]
+        cells = [
+            Cell(read=self.dialect.reader(source, column), form=self.dialect.text_form(source, column))
+            for source, _, column in pairs
+        ]
         sql = f"SELECT {', '.join(names)} FROM {self.dialect.table_name(table)}"
-        return self._read(table, sql, readers)
+        return self._blocks(table, sql, cells)
 
-    def _read(
-        self, table: TableMap, sql: str, readers: Sequence[Callable[[Any], Value]]
-    ) -> Iterator[tuple[Value, ...]]:
+    def _blocks(self, table: TableMap, sql: str, cells: Sequence[Cell]) -> Iterator[RowBlock]:
         try:
-            for row in self.session.stream(sql):
-                yield tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
+            yield from self.session.blocks(sql, cells)
             if not self.session.is_as_it_was(table):
                 why = "it was emptied or rewritten after the snapshot, which does not show its rows any more"
                 raise TransientTargetError(why=f"{table.name}: {why}")

@@ -82,6 +82,9 @@ class Dialect:
     reader: Callable[[Column, TargetColumn], Callable[[Any], Value]]
     """Return what makes a value again out of what the session reads from a column; NULL is not its business."""
 
+    text_form: Callable[[Column, TargetColumn], int] = lambda column, target: 0
+    """Which form a column's text has of those that `reader` would make the very value of; see `text_rows.put_text`."""
+
     def sql(self, text: str) -> str:
         """Put our own SQL into this dialect's words: `$n` and, in braces, the fields that are words of it."""
         filled = text.format(

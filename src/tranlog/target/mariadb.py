@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import ConfigError, TransientTargetError
+from tranlog.row_blocks import RowBlock
 from tranlog.servers.mariadb_address import read_url
 from tranlog.servers.mariadb_errors import ErrorClass, error_class
 from tranlog.servers.mariadb_rights import account, has_right
 from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
 from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal, quote
-from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, made, unavailable
 from tranlog.target.target import TargetKeys, TextEquality
 
 if TYPE_CHECKING:
@@ -453,13 +454,13 @@ class MariadbSession:
             return ""
         return f"GRANT {right}, SELECT, INSERT, UPDATE, DELETE ON {quote(database)}.* TO {account(user)}"
 
-    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
+    def blocks(self, sql: str, cells: Sequence[Cell]) -> Iterator[RowBlock]:
         cursor = self._connection.cursor(SSCursor)
         try:
             if self._holds_snapshot:
                 self.savepoint()
             cursor.execute(sql)
-            yield from cursor.fetchall_unbuffered()
+            yield from made(cursor.fetchall_unbuffered(), cells)
         except (pymysql.err.MySQLError, OSError) as exc:
             raise self._sorted(exc) from exc
         finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tranlog.change import RowChange, TableMap, TableName
 from tranlog.errors import TargetTableError
 from tranlog.ids import Seqno
+from tranlog.row_blocks import RowBlock, decoded
 from tranlog.target.position import SqlPositions
 from tranlog.target.session import Session, open_session
 from tranlog.target.sqlite import SqliteSession
@@ -66,6 +67,9 @@ class NullRows:
         pass
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        return decoded(self.blocks(table), table)
+
+    def blocks(self, table: TableMap) -> Iterator[RowBlock]:
         raise TargetTableError(table=table.name, why="a null target keeps no rows, so there is nothing to compare")
 
 

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, TransientTargetError
+from tranlog.payload import encode_value
+from tranlog.row_blocks import RowBlock
 from tranlog.target.binding import CopyForm, Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
-from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, unavailable
 from tranlog.target.target import TargetKeys, TextEquality
+from tranlog.text_rows import ValueEncoder, encode_cells
+from tranlog.types import Value
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -33,7 +37,6 @@ try:
     from psycopg.conninfo import make_conninfo
     from psycopg.errors import error_from_result
     from psycopg.types.numeric import Int8Dumper
-    from psycopg.types.string import TextLoader
     from psycopg.waiting import Ready, Wait
 
     from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
@@ -70,6 +73,8 @@ MESSAGE_MOST: Final = (1 << 30) - (1 << 20)
 """Bytes of parameters in one message: at 1 GiB the server ends the connection without saying why."""
 FLUSH_EVERY: Final = 32
 """Commands that are collected before the socket is given them."""
+ROWS_AT_ONCE: Final = 2000
+"""So many rows are read at once."""
 COPY_LEAST: Final = 200
 """With so many rows of a batch a COPY begins; those of the same form that follow go into it, however few."""
 
@@ -521,23 +526,22 @@ class PostgresSession:
             return "CREATE SCHEMA public, or set the search_path of the user to a schema that is there"
         return "" if may else f"GRANT CREATE ON SCHEMA {schema} TO {user}"
 
-    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
+    def blocks(self, sql: str, cells: Sequence[Cell]) -> Iterator[RowBlock]:
         self.settle()
         if self._holds_snapshot:
             self.savepoint()
         else:
             self._begin_to_read()
         try:
-            with psycopg.RawServerCursor(self._connection, "tranlog_rows") as cursor:
-                cursor.itersize = 2000
-                for known in self._connection.adapters.types:  # the driver's own objects lose what text keeps
-                    for oid in (known.oid, known.array_oid):
-                        if oid:
-                            cursor.adapters.register_loader(oid, TextLoader)
-                cursor.execute(sql)
-                yield from cursor
-        except psycopg.Error as exc:
-            raise self._sorted(exc) from exc
+            self._execute(f"DECLARE tranlog_rows NO SCROLL CURSOR FOR {sql}")
+            encoders, forms = [_encoder(cell.read) for cell in cells], bytes([cell.form for cell in cells])
+            found = ROWS_AT_ONCE
+            while found == ROWS_AT_ONCE:
+                result = self._execute(f"FETCH {ROWS_AT_ONCE} FROM tranlog_rows").pgresult
+                assert result is not None
+                found = result.ntuples
+                if found:
+                    yield encode_cells(result.get_value, found, forms, encoders)
         finally:
             if self._holds_snapshot:
                 self.rollback_to_savepoint()  # which frees the table's lock
@@ -595,6 +599,10 @@ class PostgresSession:
     def close(self) -> None:
         with suppress(psycopg.Error):
             self._connection.close()
+
+
+def _encoder(read: Callable[[Any], Value]) -> ValueEncoder:
+    return lambda raw: encode_value(read(raw.decode()))
 
 
 def _collect(pgconn: pq.abc.PGconn, *, pipeline: bool = False) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:

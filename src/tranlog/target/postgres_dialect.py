@@ -35,6 +35,7 @@ from tranlog.target.binding import (
 )
 from tranlog.target.dialect import Dialect, table_parts
 from tranlog.text_forms import TEXT_OF, bits_text, fraction_digits, text_reader, with_digits
+from tranlog.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_TEXT
 from tranlog.types import (
     F32,
     Bit,
@@ -448,6 +449,24 @@ def reader(column: Column, target: TargetColumn) -> Callable[[str], Value]:
     return text_reader(column)
 
 
+_FORMS: Final = {
+    ("integer", LogicalType.INTEGER): AS_INTEGER,
+    ("text", LogicalType.TEXT): AS_TEXT,
+    ("text", LogicalType.ANY): AS_TEXT,
+    ("timestamp", LogicalType.DATETIME): AS_DATETIME,
+    ("timestamptz", LogicalType.INSTANT): AS_INSTANT,
+    ("bool", LogicalType.BOOL): AS_BOOL,
+}
+
+
+def text_form(column: Column, target: TargetColumn) -> int:
+    """Return the form of a column's texts where it is one of those that `reader` reads plainly."""
+    if column.logical == LogicalType.DECIMAL and target.category == "numeric":
+        digits = source_digits(column)
+        return AS_DECIMAL if digits is None or digits == target.digits else 0
+    return _FORMS.get((target.category, column.logical), 0)
+
+
 def _read_number(text: str) -> Value:
     if "." in text or not text.lstrip("-").isdigit():
         return float(text)
@@ -634,5 +653,6 @@ POSTGRES: Final = Dialect(
     forms=PostgresForms(),
     selected=lambda column, target, name: name,
     reader=reader,
+    text_form=text_form,
 )
 """PostgreSQL 13 and later."""

@@ -8,13 +8,16 @@ not come (`LockTimeoutError`) of whoever holds it, a lost connection (TransientT
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import TargetUnavailableError, TransientTargetError
+from tranlog.row_blocks import RowBlock, encoded
 from tranlog.target.binding import Form, Row, TargetTable
 from tranlog.target.target import RefusedError, TargetKeys
+from tranlog.types import Value
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -44,6 +47,25 @@ class MissingTableError(RefusedError):
 
 class LockTimeoutError(Exception):
     """A lock did not come in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What makes a value of what the session reads from a column; of its text, where that is what it reads, the form
+    too, see `text_rows.put_text`.
+    """
+
+    read: Callable[[Any], Value]
+    form: int
+
+
+def made(rows: Iterable[tuple[Any, ...]], cells: Sequence[Cell]) -> Iterator[RowBlock]:
+    """Return the rows that a driver gives, in blocks."""
+    readers = [cell.read for cell in cells]
+    return encoded(
+        tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
+        for row in rows
+    )
 
 
 class Session(Protocol):
@@ -116,8 +138,8 @@ class Session(Protocol):
     def lacks_alter(self, table: TableMap) -> str:
         """Return what has to be run here before this user may alter a table that is here; empty for nothing."""
 
-    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Yield a query's rows as of one moment, as the dialect's reader takes them, without holding them all.
+    def blocks(self, sql: str, cells: Sequence[Cell]) -> Iterator[RowBlock]:
+        """Yield a query's rows of these cells as of one moment, without holding them all.
 
         Nothing else runs on this session until the iteration ends or is closed.
         """

@@ -29,8 +29,9 @@ import apsw
 from tranlog.affinity import Affinity, affinity
 from tranlog.change import TableMap, TableName
 from tranlog.errors import TransientTargetError
+from tranlog.row_blocks import RowBlock
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
-from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, made, unavailable
 from tranlog.target.sqlite_dialect import plain_name
 from tranlog.target.target import TargetKeys, TextEquality
 
@@ -273,9 +274,9 @@ class SqliteSession:
         """Nothing, likewise."""
         return ""
 
-    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
+    def blocks(self, sql: str, cells: Sequence[Cell]) -> Iterator[RowBlock]:
         try:
-            yield from self._connection.execute(sql)
+            yield from made(self._connection.execute(sql), cells)
         except apsw.Error as exc:
             raise self._sorted(exc) from exc
 

@@ -17,6 +17,7 @@ import msgspec
 
 from tranlog.change import Change, Options, TableMap, TableName
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
+from tranlog.row_blocks import RowBlock
 from tranlog.types import Value
 
 NOBODY: Final = ""
@@ -402,11 +403,14 @@ class TargetRows(Protocol):
     def hold_snapshot(self) -> None:
         """Have all that is read from now on be of this moment, until the target is closed; nothing can be written.
 
-        `read` raises TransientTargetError for a table that was emptied or altered since, where its rows are not there
+        `blocks` raises TransientTargetError for a table that was emptied or altered since, where its rows are not there
         any more.
         """
 
     def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield what `blocks` does, as values."""
+
+    def blocks(self, table: TableMap) -> Iterator[RowBlock]:
         """Yield the table's rows in the table map's column order, in no order, as of one moment, streaming.
 
         Until the iteration has ended or is closed, nothing else may be asked of this target.

@@ -22,11 +22,11 @@ from tranlog.errors import TargetError, TranlogError
 from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.applying.loading import LoadingTables
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
-from tranlog.pipeline.filters.comparison import Row, SplitSum, TableSum, compare_shown, row_differences, sent_rows
+from tranlog.pipeline.filters.comparison import SplitSum, TableSum, compare_shown, row_differences, sent_rows
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filter_text import filters_hash
 from tranlog.pipeline.rules.loading import waiting
-from tranlog.source.row_blocks import RowBlock, encoded
+from tranlog.row_blocks import RowBlock
 from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED, OPEN, Target, TargetPositions, VerdictRow
 from tranlog.verification import VerifyBegin, VerifyMark, VerifySum, verify_mark_of
 
@@ -243,8 +243,8 @@ class _Judging:
             buckets = frozenset(self._begin.buckets.get(table.name, ()))
             if self._target.rows.keys((comparison.compared.schema, comparison.compared.table)) is None:
                 return SplitSum(comparison.compared, buckets, is_there=False)
-            with contextlib.closing(self._target.rows.read(comparison.compared)) as rows:  # type: ignore[type-var]
-                return SplitSum(comparison.compared, buckets).take(self._until_stopped(rows))
+            with contextlib.closing(self._target.rows.blocks(comparison.compared)) as blocks:  # type: ignore[type-var]
+                return SplitSum(comparison.compared, buckets).take(self._until_stopped(blocks))
         except _StoppedError:
             return "the channel ended before it had judged"
         except TranlogError as exc:
@@ -253,8 +253,8 @@ class _Judging:
             logger.exception("a table's sum could not be computed table=%s", table.name)
             return f"{type(exc).__name__}: {exc}"
 
-    def _until_stopped(self, rows: Iterator[Row]) -> Iterator[RowBlock]:
-        for block in encoded(rows):
+    def _until_stopped(self, blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
+        for block in blocks:
             if self._stopped.is_set():
                 raise _StoppedError
             yield block

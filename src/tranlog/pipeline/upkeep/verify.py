@@ -15,7 +15,6 @@ from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TargetTableError
 from tranlog.pipeline.filters.comparison import (
     Comparison,
-    Row,
     RowDifference,
     TableSum,
     compare_shown,
@@ -24,7 +23,7 @@ from tranlog.pipeline.filters.comparison import (
 )
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import Filter
-from tranlog.source.row_blocks import encoded
+from tranlog.row_blocks import RowBlock, encoded
 from tranlog.source.source import TableReader
 from tranlog.target.target import TargetRows
 
@@ -96,10 +95,10 @@ def _verify_table(
 ) -> TableVerdict:
     table = comparison.compared
     here, there = f"{comparison.source.name} at the source", f"{table.name} at the target"
-    ours = _sum_up(table, comparison.shown(reader.rows(comparison.source)), here, report)
+    ours = _sum_up(table, encoded(comparison.shown(reader.rows(comparison.source))), here, report)
     theirs = TableSum(table)
     try:
-        theirs = _sum_up(table, target.read(table), there, report)
+        theirs = _sum_up(table, target.blocks(table), there, report)
     except TargetTableError as exc:
         return _verdict(comparison, ours, theirs, problem=exc.why)
     buckets = ours.differing(theirs)
@@ -136,10 +135,10 @@ def _verdict(
     )
 
 
-def _sum_up(table: TableMap, rows: Iterator[Row], where: str, report: Report) -> TableSum:
+def _sum_up(table: TableMap, blocks: Iterator[RowBlock], where: str, report: Report) -> TableSum:
     total = TableSum(table)
     count = 0
-    for block in encoded(rows):
+    for block in blocks:
         total.add(block)
         before, count = count, count + len(block)
         if count // REPORT_EVERY_ROWS > before // REPORT_EVERY_ROWS:

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Final
 import pymysql
 import pymysql.cursors
 
-from tranlog.source.row_blocks import RowBlock
-from tranlog.source.text_rows import ValueEncoder, encode_packets
+from tranlog.row_blocks import RowBlock
+from tranlog.text_rows import ValueEncoder, encode_packets
 
 _CHUNK_BYTES: Final = 256 << 10
 

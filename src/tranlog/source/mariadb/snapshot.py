@@ -14,12 +14,12 @@ from pymysql.constants import ER
 from tranlog.change import TableMap, TableName
 from tranlog.errors import SourceSetupError
 from tranlog.loads import Key
+from tranlog.row_blocks import RowBlock, decoded
 from tranlog.servers.mariadb import close
 from tranlog.source.keyset import beyond
 from tranlog.source.mariadb.connection import MariadbSourceOptions, translated
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
 from tranlog.source.mariadb.tables import MariadbTables, connect_to_read, quoted_name
-from tranlog.source.row_blocks import RowBlock, decoded
 from tranlog.types import Value
 
 _ATTEMPTS: Final = 20

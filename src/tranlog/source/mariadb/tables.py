@@ -20,6 +20,7 @@ from tranlog.change import TableMap, TableName
 from tranlog.charsets import is_utf8, text_decoder
 from tranlog.errors import UnsupportedTypeError
 from tranlog.payload import encode_value
+from tranlog.row_blocks import RowBlock, decoded
 from tranlog.servers.mariadb import close
 from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.source.mariadb.catalog import Catalog
@@ -27,8 +28,7 @@ from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, con
 from tranlog.source.mariadb.query_rows import query_rows
 from tranlog.source.mariadb.types import Family, MariadbType, table_map, type_in_catalog
 from tranlog.source.mariadb.values import date_value, datetime_value, instant_value
-from tranlog.source.row_blocks import RowBlock, decoded
-from tranlog.source.text_rows import (
+from tranlog.text_rows import (
     AS_BARE_INSTANT,
     AS_BYTES,
     AS_DATETIME,

@@ -20,7 +20,7 @@ from tranlog.change import Op, TableMap
 from tranlog.payload import encode_value
 from tranlog.source.postgres.messages import MessageFormatError
 from tranlog.source.postgres.values import text_forms
-from tranlog.source.text_rows import ValueEncoder, put_text
+from tranlog.text_rows import ValueEncoder, put_text
 from tranlog.types import UNCHANGED
 
 _UNCHANGED: Final = encode_value(UNCHANGED)

@@ -24,12 +24,12 @@ from psycopg.errors import error_from_result
 from tranlog.change import TableMap, TableName
 from tranlog.clock import Clock
 from tranlog.loads import Key
+from tranlog.row_blocks import RowBlock, decoded
 from tranlog.source.keyset import beyond
 from tranlog.source.postgres.catalog import PostgresCatalog, quoted
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.position import WalPosition, parse_lsn
 from tranlog.source.postgres.tables import PostgresTables
-from tranlog.source.row_blocks import RowBlock, decoded
 from tranlog.source.source import SnapshotWait
 from tranlog.types import LogicalType, Value
 

@@ -13,12 +13,12 @@ import psycopg
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import SourceSetupError, SourceUnavailableError, UnsupportedTypeError
+from tranlog.row_blocks import RowBlock, decoded
 from tranlog.source.postgres.catalog import PostgresCatalog, PublishedTable, quoted, quoted_table
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.relations import table_map
 from tranlog.source.postgres.values import column_of, text_forms, value_encoder
-from tranlog.source.row_blocks import RowBlock, decoded
-from tranlog.source.text_rows import encode_cells
+from tranlog.text_rows import encode_cells
 from tranlog.types import Value
 
 _ROWS_AT_ONCE: Final = 2000

@@ -27,8 +27,8 @@ from tranlog.payload import (
     encode_utf8,
     encode_value,
 )
-from tranlog.source.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_TEXT
 from tranlog.text_forms import text_reader
+from tranlog.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_TEXT
 from tranlog.types import F32, CharsetBytes, Instant, LogicalType, Value
 
 _DOUBLE: Final = struct.Struct(">d")

@@ -15,7 +15,7 @@ import apsw
 from tranlog.change import TableMap, TableName
 from tranlog.errors import SourceSetupError, SourceUnavailableError
 from tranlog.loads import Key
-from tranlog.source.row_blocks import RowBlock, encoded
+from tranlog.row_blocks import RowBlock, encoded
 from tranlog.source.sqlite.claim import place_of
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import TablePlan, read_schema
