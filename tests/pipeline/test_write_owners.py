@@ -28,19 +28,23 @@ from fix_pipeline import (
     tasks_for,
     write_log,
 )
-from tranlog.change import Change, Fragment, Op, RowChange, Statement
+from tranlog.change import Change, Fragment, Op, RowChange, Statement, TableName
 from tranlog.errors import ConfigError, ConflictError, PurgedError, TargetPositionError
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying import write_owners
 from tranlog.pipeline.applying.task import TaskEnd, TaskResult
+from tranlog.pipeline.applying.write_owners import planned_tables
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.filters.filters import DropColumns, Filter, MaskBy, MaskColumns, Rename
 from tranlog.pipeline.rules.by_writes import WritesBounds, WritesPlan
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import ChannelStats
 from tranlog.row_touches import RowTouches
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
+from tranlog.target.target import TargetKeys
 from tranlog.write_set import key_id
 
 NORTH = ("north", "items")
@@ -177,6 +181,29 @@ def test_a_plan_says_what_the_target_holds_rows_to(tmp_path: Path) -> None:
     assert keys is not None and keys.why == "a partial or expression index"
     assert opened.rows.keys(("north", "other")) is None
     opened.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (DropColumns(table="north.*", columns=("note",)), ""),
+        (MaskColumns(table="north.items", columns=("note",), by=MaskBy.NULL), ""),
+        (DropColumns(table="south.*", columns=("n",)), ""),
+        (DropColumns(table="north.*", columns=("note", "N")), "a filter changes its keys"),
+        (MaskColumns(table="north.items", columns=("up",), by=MaskBy.NULL), "a filter changes its keys"),
+        (Rename(table="north.items", column="note", to="text"), "a filter changes its keys"),
+    ],
+)
+def test_a_filter_makes_a_table_run_alone_where_it_changes_a_key(one: Filter, why: str) -> None:
+    """Which columns are one's, the target says."""
+
+    def keys(home: TableName) -> TargetKeys:
+        return TargetKeys(
+            name=home, unique=(("id",), ("n", "id")), references=((("up",), ("north", "other"), ("id",)),)
+        )
+
+    (planned,) = planned_tables([NORTH], keys, Chain([one]), ())
+    assert planned.why == why and bool(planned.keys) == (not why)
 
 
 def test_a_critical_shard_runs_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ tables of a database, or files of which a snapshot names both.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -112,6 +113,11 @@ class TargetKeys:
     triggers: tuple[str, ...] = ()
     actions: str = ""
     why: str = ""
+
+    @property
+    def key_columns(self) -> set[str]:
+        """The columns of all its keys."""
+        return set(itertools.chain(*self.unique, *[own for own, _, _ in self.references]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

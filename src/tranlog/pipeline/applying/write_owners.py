@@ -80,7 +80,7 @@ def planned_tables(
             homes[there.name[0].lower(), there.name[1].lower()] = name
             found[name] = there
     for name in found:
-        hidden = "" if chain is None else chain.hides(name)
+        hidden = "" if chain is None else chain.hides(name, found[name].key_columns)
         one = PlannedTable(table=name, why=hidden) if hidden else planned_table(name, found, homes, independent)
         tables.append(one)
     return tuple(tables)

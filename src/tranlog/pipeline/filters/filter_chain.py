@@ -8,7 +8,7 @@ alone decide, too, whether a payload is worth decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, assert_never
@@ -26,7 +26,7 @@ from tranlog.pipeline.filters.filters import (
     Refusal,
     TableFilter,
     change_table,
-    changes_rows,
+    changes_columns,
     check_filters,
     describe,
     renamed,
@@ -132,11 +132,13 @@ class Chain:
         """
         return table if self._names is None else self._names.name(table, NOWHERE)
 
-    def hides(self, table: TableName) -> str:
-        """Say what the filters do to a table's rows so that their keys are not the source's; empty for nothing."""
+    def hides(self, table: TableName, columns: Collection[str]) -> str:
+        """Say what the filters do to a table so that these columns are not as at the source; empty for nothing."""
         if self.functions:
             return self.functions[0]
-        return "a filter changes its rows" if self._names is not None and self._names.changes_rows(table) else ""
+        if self._names is None or not self._names.changes_columns(table, columns):
+            return ""
+        return "a filter changes its keys"
 
     def stream(self, changes: Iterable[Change], place: ChangePlace = NOWHERE) -> Iterator[Change]:
         """Yield what is left of a transaction's changes, in order.
@@ -225,9 +227,9 @@ class _TableStep:
         self._names[name] = found
         return found
 
-    def changes_rows(self, name: TableName) -> bool:
-        """Whether these filters change a table's columns or rows, beside its name."""
-        return changes_rows((one for _, one in self._filters), name)
+    def changes_columns(self, name: TableName, columns: Collection[str]) -> bool:
+        """Whether these filters change what stands in these columns of a table, or leave rows of it out."""
+        return changes_columns((one for _, one in self._filters), name, columns)
 
     def table(self, found: FilteredTable, place: ChangePlace) -> FilteredTable | None:
         """Return a table after these filters. Raises FilterError."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
@@ -409,11 +409,14 @@ def renamed(filters: Iterable[TableFilter], name: TableName) -> TableName | None
     return found
 
 
-def changes_rows(filters: Iterable[TableFilter], name: TableName) -> bool:
-    """Whether any of these filters changes the columns or the rows of a table, beside its name."""
+def changes_columns(filters: Iterable[TableFilter], name: TableName, columns: Collection[str]) -> bool:
+    """Whether any of these filters changes what stands in these columns of a table, or leaves rows of it out."""
+    lowered = {column.lower() for column in columns}
     for one in filters:
         match one:
-            case DropColumns(table=pattern) | MaskColumns(table=pattern) if matches(pattern, name):
+            case DropColumns(table=pattern, columns=hit) | MaskColumns(table=pattern, columns=hit) if matches(
+                pattern, name
+            ) and not lowered.isdisjoint([column.lower() for column in hit]):
                 return True
             case Rename(table=pattern, column=column) if column and matches(pattern, name):
                 return True
