@@ -40,7 +40,8 @@ def looked_at(told: str) -> None:
     """What the running pipeline told through its endpoint: while it worked, and when the heartbeat was applied."""
     (changed,) = re.findall(r"^   \| plan changed at seqno (\d+)$", told, re.MULTILINE)
     assert int(changed) > 0
-    assert '|   before: 4 channels, rule "recorded"' in told and '|   after:  3 channels, rule "recorded"' in told
+    plans = re.findall(r'^   \|   (before: 4|after:  3) channels, .*rule "recorded"', told, re.MULTILINE)
+    assert len(plans) == 2
     stores = told.partition("tranlog status -name stores:")[2]
     assert re.search(r"^   \| queues +: 3$", stores, re.MULTILINE) and len(re.findall(r"\| store\.\d", stores)) == 3
     assert "tranlog top" in told and "status -name stores" in told
@@ -69,9 +70,10 @@ def test_mariadb_to_postgresql(public: Path) -> None:
 
 
 def test_mariadb_with_one_schema(public: Path) -> None:
-    """One schema is one shard: correct, if not parallel."""
+    """One schema is one shard; by write sets its transactions run at once all the same."""
     arguments = ("--schemas=1", "--events=400", "--cross=60", "--table-size=100")
     told = run("mariadb_demo.py", str(public / "demo"), *arguments)
+    assert "depended on another channel" in told
     assert "source and target are equal" in told
     assert "no transaction was applied twice" in told
 
