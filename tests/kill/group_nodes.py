@@ -275,12 +275,13 @@ class Nodes:
         def looks() -> Iterator[str]:
             while True:
                 found = {name: self.status(name) for name in self.names}
-                known = {None if one is None else one.primary for one in found.values()}
                 missing = set(self.names) - self.members()
-                for name in missing if len(known) == 1 and None not in known else ():
-                    self.add(str(known.pop()), name)
-                    break
-                yield "" if len(known) == 1 and None not in known and not missing else _shown(found)
+                # One that was removed is told nothing any more, so it forgets who is primary.
+                known = {None if one is None else one.primary for name, one in found.items() if name not in missing}
+                agreed = len(known) == 1 and None not in known
+                if missing and agreed:
+                    self.add(str(known.pop()), min(missing))
+                yield "" if agreed and not missing else _shown(found)
 
         self._await("one primary", looks())
 
