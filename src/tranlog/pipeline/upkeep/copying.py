@@ -164,12 +164,12 @@ class _Copy:
         """Insert the rows of a table; return how many."""
         rows, done = iter(reader.rows(table)), 0
         while part := list(_part(rows)):
-            self._apply([RowChange(table, Op.INSERT, None, row) for row in part])
+            self._apply([RowChange(table, Op.INSERT, None, row) for row in part], LoadUnit(states=()))
             done += len(part)
             report(f"{table.name} into the target", done)
         return done
 
-    def _apply(self, changes: Sequence[RowChange], load: LoadUnit | None = None) -> None:
+    def _apply(self, changes: Sequence[RowChange], load: LoadUnit) -> None:
         """Apply one transaction. Raises TargetTableError for a row that does not fit."""
         old, self._seqno = self._seqno, Seqno(self._seqno + 1)
         told = {"source_id": self.origin, "event_id": "", "tstamp": self.clock.now_ms(), "epoch": Epoch(1)}
