@@ -112,6 +112,8 @@ class Job:
         capture, log = self._opened.enter_context(open_capture(self.config, new_log=False))
         self._capture = CaptureThread(capture, ended=lambda: None)
         self._capture.start()
+        while not capture.begun and self._capture.error is None:  # a PostgreSQL has no publication before
+            time.sleep(0.01)
         options = self.config.apply_options()
         with contextlib.closing(open_target(self.config.wanted_target())) as opened:
             opened.positions.ensure_tables()
