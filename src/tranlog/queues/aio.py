@@ -1,7 +1,7 @@
 """The message store for asyncio: calls that do not block the event loop.
 
-Owns the one thread that waits for all tasks, and what becomes of a message whose task was cancelled. Each call runs in
-a thread, where it is the store's own.
+Owns the one thread that waits for all tasks, and the handling of a message whose task was cancelled. Each call runs in
+a thread and calls the store there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tranlog.queues.store import MessageStore
 class AsyncStore:
     """An open store, seen from an event loop, in which it is made. Tasks: any number.
 
-    What does not wait is asked of `store` itself: `queues`, `status`, `transaction` up to its commit, `session`.
-    A task that is cancelled does not take back what it asked for, but for `get`.
+    Call `store` itself for what does not wait: `queues`, `status`, `session`, `transaction` up to its commit.
+    Cancelling a task does not undo its call, except `get`.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -47,7 +47,7 @@ class AsyncStore:
         return await asyncio.to_thread(self.store.publish_once, name, number, content, **options)
 
     async def get(self, queue: str, *, timeout_s: float | None = 0.0) -> Delivery | None:
-        """Take the next message of a queue, as `MessageStore.get`. What a cancelled task took is on the queue again."""
+        """Take the next message of a queue, as `MessageStore.get`. A cancelled task's message returns to the queue."""
         found = await self.get_many(queue, 1, timeout_s=timeout_s)
         return found[0] if found else None
 
@@ -69,18 +69,18 @@ class AsyncStore:
                 await asyncio.wait_for(changed.wait(), left)
 
     async def consume(self, queue: str) -> AsyncIterator[Delivery]:
-        """Take one message of a queue after the other, for ever; each waits for the next. Raises as `get`."""
+        """Yield the messages of a queue, one after the other, without end; wait for the next one. Raises as `get`."""
         while True:
             delivery = await self.get(queue, timeout_s=None)
             assert delivery is not None
             yield delivery
 
     async def ack(self, *deliveries: Delivery, wait: bool = False) -> None:
-        """Have these messages done with, as `MessageStore.ack`."""
+        """Acknowledge these messages, as `MessageStore.ack`."""
         await asyncio.to_thread(self.store.ack, *deliveries, wait=wait)
 
     async def reject(self, *deliveries: Delivery, wait: bool = False) -> None:
-        """Have these messages leave their queues undone, as `MessageStore.reject`."""
+        """Reject these messages: they leave their queues. As `MessageStore.reject`."""
         await asyncio.to_thread(self.store.reject, *deliveries, wait=wait)
 
     async def requeue(self, *deliveries: Delivery) -> None:
@@ -106,7 +106,7 @@ class AsyncStore:
         self._changed = asyncio.Event()  # who looks from now on waits for what comes then
 
     async def close(self) -> None:
-        """Close the store; tasks that wait hear that it was closed. Closing twice is harmless."""
+        """Close the store; tasks that wait get LogClosedError. Closing twice is harmless."""
         await asyncio.to_thread(self.store.close)
         await asyncio.to_thread(self._thread.join)
 

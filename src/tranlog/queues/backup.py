@@ -1,7 +1,7 @@
-"""A copy of a store, log and catalogue as of one moment, and a store made of it again.
+"""Backup of a store: log and catalogue as of one moment, and restoring a store from it.
 
-Owns that both are taken together, and that a copy is there whole or not at all: it is made beside its name and renamed.
-A backup is a store's directory with its catalogue in SQLite, wherever the store has its own.
+Owns that both are copied together, and that a copy is complete or absent: it is made under another name and renamed.
+A backup is a store's directory with its catalogue in SQLite, also where the store's own is in PostgreSQL.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Recovery".
 """
@@ -26,9 +26,9 @@ _PART_BYTES = 1 << 20
 
 
 def back_up(store: MessageStore, to: str) -> StoreVerdict:
-    """Copy an open store into a directory that is not there yet, durable; return what a check of the copy found.
+    """Copy an open store into a new directory, durably; return the result of a check of the copy.
 
-    Others wait meanwhile. Raises ConfigError for a directory that is there, DiskFullError, DiskFailedError.
+    Other calls wait meanwhile. Raises ConfigError if the directory exists, DiskFullError, DiskFailedError.
     """
     disk, to = OsDisk(), directory_of(to)
     with store._journal.lock, store._journal:
@@ -42,11 +42,11 @@ def back_up(store: MessageStore, to: str) -> StoreVerdict:
 
 
 def restore_store(source: str, to: str, *, connect: str | None = None, catalog: str | None = None) -> StoreVerdict:
-    """Make a store of a backup, in a directory that is not there yet; return what a check of it found.
+    """Make a store from a backup, in a new directory; return the result of a check of it.
 
-    `connect`, `catalog`: as of `QueueStoreOptions`; what an earlier life of this very store has there is replaced.
-    Raises as `back_up`, and StoreDamagedError, CatalogueError: also for the catalogue of another store, and for one
-    whose store is open.
+    `connect`, `catalog`: as in `QueueStoreOptions`; an older catalogue of the same store there is replaced.
+    Raises as `back_up`, and StoreDamagedError; CatalogueError, also if the catalogue there is another store's, or its
+    store is open.
     """
     disk, source, to = OsDisk(), directory_of(source), directory_of(to)
     named = connect_of(connect, catalog)

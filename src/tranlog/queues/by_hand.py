@@ -1,7 +1,7 @@
-"""A message store as an operator looks at it: its containers, its records, whether all is right.
+"""A message store as an operator looks at it: its containers, its records, and a check of them.
 
-Owns reading a store's files without the lock and without changing a byte: beside a process that has it open, what is
-shown is what was written when the file was read. What is damaged is told by the recovery's own judgement.
+Owns reading a store's files without the lock and without changing a byte. While a process has the store open, this
+shows what was written when each file was read. Damage is judged as recovery judges it.
 
 Source: docs/format.md, "The message store".
 """
@@ -47,7 +47,7 @@ class ContainerLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check of a whole store found right. `torn`: what stands at the end, where a crash left it so."""
+    """The result of a check of a whole store. `torn`: the bytes at the end that a crash left there."""
 
     containers: int
     messages: int
@@ -106,7 +106,7 @@ def dump_store(
 ) -> Iterator[QueueRecord]:
     """Return the records: all, those of a stream, or of one message or transaction by its LSN.
 
-    Raises StoreMissingError, StoreDamagedError for a header that is damaged; a record that is ends them.
+    Raises StoreMissingError, StoreDamagedError for a damaged header. A damaged record ends the iteration.
     """
     files = ContainersBeside(path, OsDisk() if disk is None else disk)
     of_one_moment(files, read_headers)
@@ -144,5 +144,5 @@ def open_by_hand(path: str, options: QueueStoreOptions | None = None) -> Message
 
 
 def open_or_make(path: str, options: QueueStoreOptions) -> MessageStore:
-    """Open a store for one command; one that is missing is created by these options. Raises as `MessageStore.open`."""
+    """Open a store for one command; create it with these options if it is missing. Raises as `MessageStore.open`."""
     return MessageStore.open(path, options=dataclasses.replace(options, ack_sync_s=None))

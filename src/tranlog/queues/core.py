@@ -1,7 +1,7 @@
 """The working parts of an open store under one lock: journal, state, queues in memory, content.
 
-Owns how an operation becomes a group of records and what it does to the queues in memory, in that order: a group that
-found no room has changed nothing. Names and threads that wait are `store`'s.
+Owns how an operation becomes a group of records, and after that its effect on the queues in memory: a group for which
+there is no room changes nothing. Names and waiting threads belong to `store`.
 
 Source: docs/format.md, "Groups, order, what a recovery believes".
 """
@@ -97,7 +97,7 @@ class Delivery:
 
     @property
     def priority(self) -> int:
-        """What its publisher said; a queue's order does not go by it."""
+        """The publisher's priority; a queue's order does not depend on it."""
         return self.place.priority
 
     @property
@@ -128,7 +128,7 @@ class Delivery:
         return found[:size]
 
     def sections(self) -> Iterator[bytes]:
-        """Read header and content, one behind the other, in parts of up to 64 KiB."""
+        """Read the header, then the content, in parts of up to 64 KiB."""
         return self._held_by.read(self.message)
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class Delivery:
 
 
 class StoreCore:
-    """An open store. `journal.lock` guards everything here and is held by whoever calls, but for `read`."""
+    """An open store. `journal.lock` guards everything here; the caller holds it, except for `read`."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class StoreCore:
         return found
 
     def catalogue_changed(self) -> None:
-        """Have the log say what the catalogue's counter is now; what is transient is not counted."""
+        """Write the catalogue's counter into the log; changes of transient queues are not counted."""
         if self.journal.counter != self.catalogue.counter:
             self.journal.counter = self.catalogue.counter
             self.journal.sync_due = True
@@ -201,7 +201,7 @@ class StoreCore:
         once: ProducerStep | None,
         wait: bool,
     ) -> Message:
-        """Put a message that fits one section on queues, as one group. `wait`: its publisher is to wait for it."""
+        """Put a message that fits one section on queues, as one group. `wait`: its publisher will wait for it."""
         size = _PUBLISH_BYTES + len(raw)
         if len(queues) == 1 and once is None and self.journal.fits(size):
             return self._publish_run(header_length, (raw,), size, queues[0], expires_at, priority, wait)[0]
@@ -290,9 +290,9 @@ class StoreCore:
         behind: Lsn | None = None,
         commit: Lsn | None = None,
     ) -> None:
-        """Put a transient message on queues, with header and content; it goes behind what is on them.
+        """Put a transient message on queues, with header and content, after the messages that are on them.
 
-        `behind`, `commit`: within a transaction, the place at which it was its turn, and that of the Commit.
+        `behind`, `commit`: within a transaction, the place of its turn, and the place of the Commit.
         """
         behind = self.journal.place if behind is None else behind
         message.content = raw
@@ -304,7 +304,7 @@ class StoreCore:
         self.journal.changed.tell()
 
     def begin_large(self, header_length: int, total_length: int, section: bytes) -> Message:
-        """Put the first section of a message, which counts for nothing before it is on a queue."""
+        """Put the first section of a message. The message has no effect until it is on a queue."""
         self.journal.admit(_START_BYTES + len(section), Need.PUBLISH)
         stored_at = self._clock.now_ms()
         body = START_BODY.pack(0, stored_at, header_length, total_length) + section
@@ -340,12 +340,12 @@ class StoreCore:
         row.counts.published += 1
 
     def stand(self, once: ProducerStep, flags: int) -> None:
-        """Put where a producer stands; at the end of its publish's group, or alone."""
+        """Put a producer's position, at the end of its publish's group or alone."""
         self.journal.put(POSITION, flags, NO_LSN, encode_position(*once))
         self.state.stand(*once)
 
     def has_seen(self, once: ProducerStep) -> bool:
-        """Whether a publish was there before. Raises DeclaredOtherwiseError for a name that there is no room for."""
+        """Whether a publish is a repeat. Raises DeclaredOtherwiseError if there is no room for the producer's name."""
         known = self.state.positions.get(once.name)
         if known is not None:
             return once.position.number <= known.number
@@ -357,7 +357,7 @@ class StoreCore:
         return False
 
     def forget(self, message: Message) -> None:
-        """Forget a message: it is deleted, or never was."""
+        """Forget a message that is deleted or was never complete."""
         if message.transient:
             self.transient.forget(message)
             return
@@ -373,7 +373,7 @@ class StoreCore:
         self.forget(message)
 
     def dequeue(self, message: Message, place: QueuePlace, reason: int, row: QueueRow | None = None) -> None:
-        """Take a message off a queue, for good; its last place takes the message along. `row`: it is first there."""
+        """Remove a message from a queue for good, and delete it with its last place. `row`: it is first there."""
         last = len(message.places) == 1
         if not message.transient:
             self._put_dequeue(message, place, reason, last=last)
@@ -401,7 +401,7 @@ class StoreCore:
             journal.put(DELETE, LAST, message.id, b"")
 
     def come_back(self, message: Message, place: QueuePlace) -> None:
-        """Put a message that was taken back into its queue, and count that."""
+        """Return a taken message to its queue, and count the attempt."""
         attempts = place.attempts + 1
         if not message.transient:
             self.journal.admit(OVERHEAD + records.ATTEMPT_BODY.size, Need.DRAIN)
@@ -415,7 +415,7 @@ class StoreCore:
     # --- taking --------------------------------------------------------------------------------------
 
     def take(self, queue: str, queue_id: int, count: int) -> list[Delivery]:
-        """Take the next messages of a queue that are durable, at most `count`. Those whose time is over leave it."""
+        """Take the next messages of a queue that are durable, at most `count`. Expired ones are removed."""
         row, shown = self.row(queue_id), self.journal.shown
         found: list[Delivery] = []
         while len(found) < count and (message := row.first()) is not None:
@@ -437,7 +437,7 @@ class StoreCore:
         return Delivery(self, queue, message, place, redelivered)
 
     def waiting(self, queue: str, queue_id: int) -> Iterator[Delivery]:
-        """Go over what `take` would hand out, in order, without taking it. The lock is held meanwhile."""
+        """Yield what `take` would return, in order, without taking it. The lock is held meanwhile."""
         shown, now_ms = self.journal.shown, self._clock.now_ms()
         for message in self.row(queue_id):
             place = message.place_on(queue_id)
@@ -446,14 +446,14 @@ class StoreCore:
                 yield self._delivery(queue, message, place)
 
     def check_held(self, delivery: Delivery) -> None:
-        """Raise NotHeldError where a delivery was answered, or its message is gone; TypeError for what is none."""
+        """Raise NotHeldError if a delivery was answered or its message is gone; TypeError if it is no delivery."""
         if not isinstance(delivery, Delivery):
             raise TypeError(f"a delivery is what `get` returned, not {delivery!r}")
         if self.held.get(delivery.place) is not delivery:
             raise NotHeldError(what=str(delivery), why="it is not held")
 
     def answer(self, deliveries: Collection[Delivery], reason: int) -> None:
-        """Have deliveries that are held leave their queues, for good."""
+        """Remove held deliveries from their queues, for good."""
         if self._answer_at_once(deliveries, reason):
             return
         for delivery in deliveries:
@@ -482,7 +482,7 @@ class StoreCore:
         return True
 
     def clear(self, queue_id: int) -> int:
-        """Take what waits on a queue off it; return how many messages that were."""
+        """Remove the waiting messages from a queue; return how many there were."""
         found = self.row(queue_id).clear()
         for number, message in enumerate(found):
             place = message.place_on(queue_id)
@@ -498,7 +498,7 @@ class StoreCore:
         return len(found)
 
     def drop_queue(self, queue_id: int) -> None:
-        """Take everything off a queue that the catalogue does not have any more."""
+        """Remove everything from a queue that is no longer in the catalogue."""
         self._rows.pop(queue_id, None)
         messages = (*self.state.messages.values(), *self.transient.messages)
         touched = [(one, place) for one in messages for place in one.places]
@@ -527,7 +527,7 @@ class StoreCore:
             number += 1
 
     def section(self, place: Lsn) -> bytes:
-        """Return the bytes of a message that a record has. The lock is held."""
+        """Return the bytes of a message that are in a record. The lock is held."""
         if place >= self.journal.buffer.unwritten:
             self.journal.write()  # a message that was moved stands in memory at first
         record = self.journal.files.read_record(place)
@@ -537,7 +537,7 @@ class StoreCore:
 
 
 def sections_of(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """Return the same bytes in parts of exactly `size`, but for the last one."""
+    """Yield the same bytes in parts of exactly `size`, except the last one."""
     kept = bytearray()
     for piece in pieces:
         view = memoryview(piece)

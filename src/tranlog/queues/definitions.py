@@ -1,7 +1,7 @@
-"""What a store has by name: queues, exchanges, bindings, producers; and where a message goes by them.
+"""The named objects of a store: queues, exchanges, bindings, producers; and the routing of messages by them.
 
-Owns the calls that change the catalogue, and the order of catalogue and log: a queue is there before the first record
-that names it, and gone before the first record that takes a message off it for that.
+Owns the calls that change the catalogue, and the order of catalogue and log: a queue is created before the first record
+that names it, and deleted before the records that remove its messages.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, first section and "Recovery".
 """
@@ -22,8 +22,8 @@ from tranlog.queues.rules.routing import Router, check_arguments, check_exchange
 class StoreDefinitions:
     """The named things of an open store. Threads: any, for every method. Each change is durable when it returns.
 
-    Methods raise UnknownQueueError for a name that is not there, DeclaredOtherwiseError for one that is there with
-    other properties or can be none, CatalogueError, LogClosedError.
+    Methods raise UnknownQueueError for an unknown name; DeclaredOtherwiseError for a name that exists with other
+    properties or is not allowed; CatalogueError; LogClosedError.
     """
 
     def __init__(self, core: StoreCore) -> None:
@@ -40,8 +40,8 @@ class StoreDefinitions:
     def declare(self, queue: str, *, arguments: bytes = b"", transient: bool = False) -> int:
         """Create a queue if it is missing; return its id, which is never given out again.
 
-        A `transient` one is in memory alone, with its bindings and messages: it is gone when the store is closed, or
-        its process dies, and its id is below 0.
+        A `transient` queue is in memory only, with its bindings and messages: it is gone when the store is closed or
+        its process dies. Its id is below 0.
         """
         with self._journal.lock:
             self._journal.check_open()
@@ -62,7 +62,7 @@ class StoreDefinitions:
     def declare_exchange(self, exchange: str, kind: str, *, alternate: str | None = None) -> int:
         """Create an exchange if it is missing: direct, fanout, topic or headers; return its id.
 
-        What none of its bindings is for goes to the exchange `alternate`, if that is there then.
+        A message that matches none of its bindings goes to the exchange `alternate`, if that exists then.
         """
         why = check_exchange(kind)
         if why is not None:
@@ -89,9 +89,9 @@ class StoreDefinitions:
         key: str = "",
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Bind an exchange to a queue, or to another exchange, its `destination`; one that is there stays.
+        """Bind an exchange to a queue, or to another exchange, its `destination`; an existing binding stays.
 
-        `arguments` are what a headers exchange asks of a message's headers, with `x-match`.
+        `arguments` are what a headers exchange requires of a message's headers, with `x-match`.
         """
         _check_ends(queue, destination)
         with self._journal.lock:
@@ -112,7 +112,7 @@ class StoreDefinitions:
         key: str = "",
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Remove a binding: the one with all of these."""
+        """Remove the binding with all of these properties."""
         _check_ends(queue, destination)
         with self._journal.lock:
             self._journal.check_open()
@@ -147,12 +147,12 @@ class StoreDefinitions:
             }
 
     def producers(self) -> dict[str, int]:
-        """Return by name of those that publish once the number up to which their messages are here."""
+        """Return the last stored number of each producer that uses `publish_once`, by name."""
         with self._journal.lock:
             return {name.decode(): one.number for name, one in self._core.state.positions.items()}
 
     def forget_producer(self, name: str) -> None:
-        """Forget a producer: its numbers begin anew. Durable. Raises UnknownQueueError."""
+        """Forget a producer: its numbers start again. Durable on return. Raises UnknownQueueError."""
         step = ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN))
         with self._journal.lock, self._journal:
             self._journal.check_open()

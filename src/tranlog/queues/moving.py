@@ -1,7 +1,7 @@
-"""Moving forward what is left in the oldest containers, so that they are used again.
+"""Moving the remaining messages out of the oldest containers, so that these can be used again.
 
-Owns the records of a Move and which messages are moved, in which order. The hard idea: a container that keeps anything
-is kept as a whole, so nothing is moved out of one behind the first that something else holds.
+Owns the records of a Move, and which messages are moved in which order. The hard idea: a container is freed as a whole.
+So nothing is moved out of a container that comes after one that cannot be emptied.
 
 Source: docs/format.md, "Groups, order, what a recovery believes".
 """
@@ -27,7 +27,7 @@ ReadsSection = Callable[[Lsn], bytes]
 
 
 def tidy(journal: QueueJournal, state: QueueState, section: ReadsSection, count: int) -> None:
-    """Move forward what is left in the oldest containers, at most `count`, where they hold back more than it is."""
+    """Move what is left in the oldest containers, at most `count`, if that frees more than it writes."""
     if not _worth_emptying(journal, state):
         return
     lowest = state.lowest(0)
@@ -56,7 +56,7 @@ def _worth_emptying(journal: QueueJournal, state: QueueState) -> bool:
 
 
 def move(journal: QueueJournal, state: QueueState, section: ReadsSection, message: Message) -> None:
-    """Write a message again, with its places, behind everything; its id stays. Raises as `QueueJournal.put`."""
+    """Write a message again at the end, with its places; its id stays. Raises as `QueueJournal.put`."""
     places = b"".join(
         MOVE_PLACE.pack(one.queue_id, one.visible, one.enqueued, one.expires_at, one.priority, one.attempts)
         for one in message.places

@@ -1,7 +1,7 @@
-"""Opening a message store: the lock, the catalogue, the containers, and what a crash left of them.
+"""Opening a message store: the lock, the catalogue, the containers, and recovery.
 
-Owns the order in which the parts of a store are opened, and letting go of them. Nothing is changed before the lock is
-taken, and nothing that exists before it has been judged.
+Owns the order in which the parts of a store are opened, and closing them. Nothing is changed before the lock is taken,
+and no existing file before it has been judged.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Recovery".
 """
@@ -57,14 +57,14 @@ class OpenedStore:
     recovered: StoreRecovery
 
     def let_go(self) -> None:
-        """Close the files and give the lock back."""
+        """Close the files and release the lock."""
         self.catalogue.close()
         self.files.close()
         self.ownership.release()
 
 
 def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Connect | None) -> OpenedStore:
-    """Take the lock, mend what a crash left, begin an epoch; see `MessageStore.open`."""
+    """Take the lock, repair what a crash left, begin an epoch; see `MessageStore.open`."""
     try:
         make_directory(path, disk)
         lock_file = take_lock(path, disk, STORE_LOCK_NAME)

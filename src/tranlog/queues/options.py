@@ -44,7 +44,7 @@ class QueueStoreOptions:
     catalog: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for a value that is none."""
+        """Raise ConfigError for an invalid value."""
         for name, least, most in (
             ("container_bytes", CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST),
             ("initial_containers", 2, 1 << 20),

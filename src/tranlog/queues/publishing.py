@@ -1,7 +1,8 @@
-"""Publishing: content of any size becomes sections, and the last one of them decides.
+"""Publishing: content of any size becomes sections, and the last section decides.
 
-Owns how content is cut and checked. The hard idea: what does not fit one section goes to the log ahead, section by
-section, with others in between; until its last section is there, with the queues that it is on, it counts for nothing.
+Owns how content is cut and checked. The hard idea: content that does not fit one section is written to the log section
+by section, and other records may stand between them. It has no effect until its last section is there, with the queues
+that it is on.
 
 Source: docs/format.md, "Groups, order, what a recovery believes".
 """
@@ -41,7 +42,7 @@ class MessagePublishing:
         wait: bool = True,
         transient: bool = False,
     ) -> Message | None:
-        """Put a message on queues; see `MessageStore.publish`. None where it was there before; that is durable, too."""
+        """Put a message on queues; see `MessageStore.publish`. None if it was published before, durably."""
         names = list(dict.fromkeys(queues))
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
@@ -157,7 +158,7 @@ class MessagePublishing:
         *,
         transient: bool = False,
     ) -> None:
-        """Add a publish to a transaction; content too large for one section goes to the log ahead."""
+        """Add a publish to a transaction; content too large for one section is written to the log before the commit."""
         core, journal = self._core, self._core.journal
         names = list(dict.fromkeys(queues))
         if not names:
@@ -222,7 +223,7 @@ class MessagePublishing:
                         core.delete(message)
                     return None
                 if self._ids(names, transient) != ids:
-                    raise UnknownQueueError(what="queue any more that the message was for")
+                    raise UnknownQueueError(what="queue for this message any more")
                 if message is None:
                     self._put_small(len(header), b"", (), expires_at, priority, once)
                 else:

@@ -1,6 +1,6 @@
-"""A message store read without owning it: beside the process that has it open, or of one that nobody has.
+"""A message store read without owning it, whether or not a process has it open.
 
-Owns what of a store can be told from its files alone. The lock is not taken and no byte is changed.
+Owns what can be read from a store's files alone. The lock is not taken and no byte is changed.
 
 Source: docs/format.md, "The message store".
 """
@@ -27,8 +27,8 @@ from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, age_of, 
 class StoreReader:
     """A store as its files had it at the last `refresh`. Threads: one at a time.
 
-    What was handed out and not answered counts as waiting, and what is written counts although it may not be durable:
-    only the process that has the store open knows more.
+    Messages that were delivered and not answered count as waiting, and what is written counts although it may not be
+    durable. Only the process that has the store open knows more.
     """
 
     def __init__(self, files: ContainersBeside, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class StoreReader:
         return cls(files, SystemClock() if clock is None else clock)
 
     def refresh(self) -> None:
-        """Read it anew. Raises as `open`; what was read before stays then."""
+        """Read the files again. Raises as `open`, and keeps what was read before then."""
         self._files.close()
         scan, self._catalogue = read_store(self._files)
         state, names = scan.state, {queue.id: queue.name for queue in self._catalogue.queues.values()}
@@ -74,8 +74,7 @@ class StoreReader:
     def peek(self, queue: str, count: int = 1) -> list[Delivery]:
         """Return the first messages of a queue, at most `count`. They cannot be answered.
 
-        Reading one raises NotHeldError where its owner has given up the place that it stood at. Raises
-        UnknownQueueError.
+        Reading one raises NotHeldError if the owner has freed its place. Raises UnknownQueueError.
         """
         queue_id, now_ms = self._catalogue.queue(queue).id, self._clock.now_ms()
         found = []
@@ -96,20 +95,20 @@ class StoreReader:
             yield bytes(record.body[section_start(record) :])
 
     def tpc_recover(self) -> list[bytes]:
-        """Return the xids of what is prepared and not decided, in the order in which they were prepared."""
+        """Return the xids of the prepared transactions without an outcome, in the order in which they were prepared."""
         return [one.xid for one in self._state.transactions.values()]
 
     def producers(self) -> dict[str, int]:
-        """Return by name of those that publish once the number up to which their messages are here."""
+        """Return the last stored number of each producer that uses `publish_once`, by name."""
         return {name.decode(): one.number for name, one in self._state.positions.items()}
 
     def pinned(self) -> list[Pinned]:
-        """Return what keeps the oldest container from being emptied, and so every container behind it."""
+        """Return what keeps the oldest container from being emptied, and so those after it from being freed."""
         size, now_ms = self._files.container_bytes, self._clock.now_ms()
         return pinned_in(self._state, self._scan.end_number, size, self._names, now_ms)
 
     def status(self) -> StoreStatus:
-        """Return how the store stands."""
+        """Return the status of the store."""
         now_ms, queues = self._clock.now_ms(), {}
         for queue_id, name in self._names.items():
             row = self._rows.get(queue_id, [])
@@ -125,7 +124,7 @@ class StoreReader:
         )
 
     def close(self) -> None:
-        """Close the files. Twice is harmless."""
+        """Close the files. Closing twice is harmless."""
         self._files.close()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""How a store stands, as programs and operators see it: its queues, its space, what is in doubt.
+"""The status of a store, for programs and operators: its queues, its space, transactions in doubt.
 
-Owns the form, and what keeps the oldest container from being emptied.
+Owns the form, and the search for what keeps the oldest container from being emptied.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tranlog.queues.waiting import QueueCounts
 class Pinned(NamedTuple):
     """What stands in the oldest container and cannot be moved: `what` is "message", "branch" or "transaction".
 
-    A message is on its way in, or a transaction without outcome touches it; a branch is in doubt: decide it.
-    `age_ms` is None where nothing says it. `held_bytes`: of the containers behind it.
+    A message is still being published, or an open transaction uses it; a branch is in doubt: decide it.
+    `age_ms` is None if it is not known. `held_bytes`: the size of the containers after it.
     """
 
     what: str
@@ -32,9 +32,9 @@ class Pinned(NamedTuple):
 
 
 class QueueStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How a queue stands. `held`: handed out and not answered. `oldest_ms`: the age of the first that waits.
+    """The status of a queue. `held`: delivered and not answered. `oldest_ms`: the age of the first waiting message.
 
-    `transient`: it is in memory alone. Only the process that has the store open knows `held` and `counts`, which are
+    `transient`: it is only in memory. Only the process that has the store open knows `held` and `counts`, which are
     None elsewhere, and its transient queues and messages.
     """
 
@@ -46,11 +46,11 @@ class QueueStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store stands, its queues by name.
+    """The status of a store, with its queues by name.
 
-    `pinned_bytes`: of the containers that what `pinned` returns holds back. `recovered`: what this opening found and
-    did, the last recovery that there was; of a reader, what an opening would find. `syncs`: of this opening's.
-    `transient_messages`, and the memory that they take: None where only the owner knows.
+    `pinned_bytes`: the size of the containers that `pinned` keeps from being freed. `recovered`: what this opening
+    found and did; for a reader, what an opening would find. `syncs`: since this opening. `transient_messages`, and the
+    memory that they use: None if only the owner knows.
     """
 
     queues: dict[str, QueueStanding]
@@ -80,5 +80,5 @@ def pinned_in(
 
 
 def age_of(message: Message, now_ms: int) -> int:
-    """Return how old a message is, in ms; 0 where the clock was set back since."""
+    """Return the age of a message in ms; 0 if the clock was set back since."""
     return max(now_ms - message.stored_at, 0)

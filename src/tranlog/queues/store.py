@@ -1,7 +1,7 @@
 """The message store: durable queues in a log, opened by one process at a time, for any number of threads.
 
-Owns opening and closing, names, waiting, and when a call returns: once what it asked for is durable. How an operation
-becomes records is `core`'s, what a crash left is judged by `rules.recovery`.
+Owns opening and closing, names, waiting, and when a call returns: once its changes are durable. `core` makes records of
+an operation, and `rules.recovery` judges what a crash left.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid; docs/format.md, "The message store".
 """
@@ -48,8 +48,8 @@ _LOOK_S = 0.5
 class MessageStore(StoreDefinitions):
     """An open store. Threads: any number, for every method.
 
-    Methods raise LogClosedError once it is closed, DiskFailedError where a write or a sync fails, which closes it, and
-    DiskFullError where there is no room for more: then messages can still be taken and answered.
+    Methods raise LogClosedError after it is closed; DiskFailedError if a write or a sync fails, which closes it; and
+    DiskFullError if there is no room for more: then messages can still be taken and answered.
     """
 
     def __init__(self, opened: OpenedStore) -> None:
@@ -77,11 +77,10 @@ class MessageStore(StoreDefinitions):
         clock: Clock | None = None,
         connect: Connect | None = None,
     ) -> Self:
-        """Take the lock, mend what a crash left, begin an epoch. A new store is created; its parent has to exist.
+        """Take the lock, repair what a crash left, begin an epoch. A missing store is created; its parent must exist.
 
         `connect` opens the catalogue by its path; None: apsw does. Raises LogLockedError, StoreDamagedError,
-        CatalogueError, StoreMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that
-        cannot be opened as it was left is not opened.
+        CatalogueError, StoreMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError.
         """
         options = QueueStoreOptions() if options is None else options
         options.check()
@@ -94,9 +93,9 @@ class MessageStore(StoreDefinitions):
         return store
 
     def close(self) -> None:
-        """Make everything durable and end. What is held is on its queues when the store is opened again.
+        """Make everything durable and close the store. Held messages are on their queues when it is opened again.
 
-        Twice is harmless. Raises what writing raises; the store is closed then, too.
+        Closing twice is harmless. Raises as writing does; the store is closed then, too.
         """
         with self._journal.lock:
             if self._closed:
@@ -124,7 +123,7 @@ class MessageStore(StoreDefinitions):
         self.close()
 
     def closed_by(self) -> str:
-        """Return why nothing can be done with it any more; empty while it is open."""
+        """Return why the store is closed; empty while it is open."""
         lost = self._opened.ownership.lost
         return "" if lost is None else str(lost)
 
@@ -137,14 +136,14 @@ class MessageStore(StoreDefinitions):
     # --- looking, purging ----------------------------------------------------------------------------
 
     def pinned(self) -> list[Pinned]:
-        """Return what keeps the oldest container from being emptied, and so every container behind it."""
+        """Return what keeps the oldest container from being emptied, and so those after it from being freed."""
         with self._journal.lock:
             names = {queue.id: queue.name for queue in self._catalogue.queues.values()}
             newest, size = self._journal.buffer.number, self._files.container_bytes
             return pinned_in(self._core.state, newest, size, names, self._clock.now_ms())
 
     def status(self) -> StoreStatus:
-        """Return how the store stands."""
+        """Return the status of the store."""
         with self._journal.lock:
             self._journal.check_open()
             return StoreStatus(
@@ -173,16 +172,16 @@ class MessageStore(StoreDefinitions):
         )
 
     def peek(self, queue: str, count: int = 1) -> list[Delivery]:
-        """Return the next messages that `get` would hand out, at most `count`, and take none.
+        """Return the next messages that `get` would return, at most `count`, without taking them.
 
-        They can be read as long as they are there, and not be answered. Raises UnknownQueueError.
+        They can be read while they are there, and cannot be answered. Raises UnknownQueueError.
         """
         with self._journal.lock:
             self._journal.check_open()
             return list(itertools.islice(self._core.waiting(queue, self._catalogue.queue(queue).id), count))
 
     def purge(self, queue: str) -> int:
-        """Take off a queue what waits on it; return how many messages that were. Raises UnknownQueueError."""
+        """Remove the waiting messages from a queue; return how many there were. Raises UnknownQueueError."""
         with self._journal.lock:
             self._journal.check_open()
             queue_id = self._catalogue.queue(queue).id
@@ -210,18 +209,18 @@ class MessageStore(StoreDefinitions):
     ) -> Lsn | None:
         """Put a message on all of these queues or on none; return its id, once that is durable.
 
-        Without `queues` those to which `route` leads by exchange, key and headers; None where that is none. They are
-        not kept with the message: what a consumer is to know of them stands in its `header`.
+        Without `queues`, those that `route` returns for exchange, key and headers; None if there are none. They are not
+        stored with the message: put what a consumer needs into its `header`.
 
-        A message that is first on its queue at `expires_at`, ms since 1970, or later is dropped; 0 is never. `priority`
-        is for consumers alone.
+        A message that is first on its queue at `expires_at` (ms since 1970) or later is dropped; 0 means never.
+        `priority` is only passed on to consumers.
         Content in parts needs its `length` in bytes. Without `wait` it is durable with the next sync, and `sync` waits
-        for that. Raises UnknownQueueError, ValueError where the parts are not as long as they were said to be.
+        for that. Raises UnknownQueueError; ValueError if the parts do not have that length.
 
         A `transient` message is never written: it waits in memory, in the same order as the others, and is gone when
-        the store is closed, or its process dies. So is what any message is on a transient queue. Its id is 0, and where
-        it is on other queues, too, that of the message there. Raises TransientRoomError where memory has no room for
-        it: then nothing is put on any queue.
+        the store is closed or its process dies. So is any message on a transient queue. Its id is 0, or the id of the
+        message on the other queues. Raises TransientRoomError if memory has no room for it, and puts nothing on any
+        queue then.
         """
         if queues is None:
             queues = self.route(exchange, key, headers)
@@ -245,11 +244,11 @@ class MessageStore(StoreDefinitions):
         priority: int = 0,
         wait: bool = True,
     ) -> list[Lsn]:
-        """Publish messages that go the same way, in this order; return their ids once all are durable.
+        """Publish messages to the same queues, in this order; return their ids once all are durable.
 
-        As `publish` of one after another, at half its cost; each counts by itself. Where one is refused those before
-        it are published: what is to be there as a whole or not at all is a `transaction`. Returns an empty list where
-        they lead to no queue. Raises as `publish`.
+        The same as one `publish` after another, at half the cost. If one is refused, those before it are published;
+        use a `transaction` for all or nothing. Returns an empty list if they are routed to no queue. Raises as
+        `publish`.
         """
         if queues is None:
             queues = self.route(exchange, key, headers)
@@ -275,10 +274,10 @@ class MessageStore(StoreDefinitions):
         expires_at: int = 0,
         priority: int = 0,
     ) -> Lsn | None:
-        """Publish number `number` of the producer `name`, once, over crashes of either side; durable when it returns.
+        """Publish number `number` of the producer `name` once, also after crashes of either side; durable on return.
 
-        Numbers rise: one that is not above all before it was there before, which is what None says; or it leads to
-        no queue. Raises as `publish`, DeclaredOtherwiseError for a name that can be none, ValueError for a number.
+        Numbers rise. Returns None for a number that is not above all before it, which is a repeat, or if no queue is
+        routed to. Raises as `publish`; DeclaredOtherwiseError for an invalid name; ValueError for an invalid number.
         """
         raw = name.encode()
         if not 0 < len(raw) <= PRODUCER_BYTES_MOST:
@@ -305,22 +304,22 @@ class MessageStore(StoreDefinitions):
     # --- distributed transactions ----------------------------------------------------------------------
 
     def session(self) -> BranchSession:
-        """Return a session, which works in branches of distributed transactions."""
+        """Return a session for branches of distributed transactions."""
         return BranchSession(self, self._branches)
 
     def tpc_recover(self) -> list[bytes]:
-        """Return the xids of what is prepared and not decided, in the order in which they were prepared."""
+        """Return the xids of the prepared transactions without an outcome, in the order in which they were prepared."""
         with self._journal.lock:
             return list(in_doubt(self._core))
 
     def tpc_commit(self, xid: bytes) -> None:
-        """Commit what is prepared under this xid, by whomever; durable. Raises TransactionStateError."""
+        """Commit the transaction that any session prepared under this xid; durable. Raises TransactionStateError."""
         with self._deciding(xid):
             self._decide(xid, commit=True)
         self.sync()
 
     def tpc_rollback(self, xid: bytes) -> None:
-        """Roll back what is prepared under this xid, by whomever; durable. Raises TransactionStateError."""
+        """Roll back the transaction that any session prepared under this xid; durable. Raises TransactionStateError."""
         with self._deciding(xid):
             self._decide(xid, commit=False)
         self.sync()
@@ -356,15 +355,15 @@ class MessageStore(StoreDefinitions):
     # --- taking --------------------------------------------------------------------------------------
 
     def get(self, queue: str, *, timeout_s: float | None = 0.0) -> Delivery | None:
-        """Take the next message of a queue; None where none comes in so many seconds, None waits for ever.
+        """Take the next message of a queue; None if none comes within so many seconds. None waits without end.
 
-        Only what is durable is handed out; this waits for the sync of what is not. Raises UnknownQueueError.
+        Returns durable messages only; waits for the sync of others. Raises UnknownQueueError.
         """
         found = self.get_many(queue, 1, timeout_s=timeout_s)
         return found[0] if found else None
 
     def get_many(self, queue: str, count: int, *, timeout_s: float | None = 0.0) -> list[Delivery]:
-        """Take the next messages of a queue, those of them that are durable, at most `count`; at least one, as `get`.
+        """Take the next durable messages of a queue, at most `count`; at least one, as `get`.
 
         Raises as `get`, ValueError for a count below 1.
         """
@@ -398,21 +397,21 @@ class MessageStore(StoreDefinitions):
                 self._journal.changed.wait()
 
     def consume(self, queue: str) -> Iterator[Delivery]:
-        """Take one message of a queue after the other, for ever; each waits for the next. Raises as `get`."""
+        """Yield the messages of a queue, one after the other, without end; wait for the next one. Raises as `get`."""
         while True:
             delivery = self.get(queue, timeout_s=None)
             assert delivery is not None
             yield delivery
 
     def ack(self, *deliveries: Delivery, wait: bool = False) -> None:
-        """Have these messages done with: they leave their queues. With `wait`, once that is durable.
+        """Acknowledge these messages: they leave their queues. With `wait`, return once that is durable.
 
-        Raises NotHeldError, nothing being done with any of them.
+        Raises NotHeldError, and then acknowledges none of them.
         """
         self._answer(deliveries, ACKED, wait)
 
     def reject(self, *deliveries: Delivery, wait: bool = False) -> None:
-        """Have these messages leave their queues undone. Raises as `ack`."""
+        """Reject these messages: they leave their queues. Raises as `ack`."""
         self._answer(deliveries, REJECTED, wait)
 
     def _answer(self, deliveries: Sequence[Delivery], reason: int, wait: bool) -> None:

@@ -1,8 +1,8 @@
-"""Publishes and answers that count together: as a transaction of this store, or as a branch of a distributed one.
+"""Publishes and answers that take effect together: a transaction of this store, or a branch of a distributed one.
 
-Owns what is collected before it is decided, and how it is written: as one group, so that whatever its size one record
-decides. The hard idea: nothing of it is in the log before, but for content too large to wait in memory; so what is
-broken off has nothing to be undone there.
+Owns the work collected before the outcome, and how it is written: as one group, so that one record decides, whatever
+the size. The hard idea: before that nothing of it is in the log, except content too large to wait in memory. So an
+interrupted transaction has nothing to undo there.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Transaction Log Records"; PEP 249, "Optional Two-Phase Commit
 Extensions".
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 
 class WaitingPublish(NamedTuple):
-    """A publish that waits: its bytes, or the message that has them in the log already.
+    """A publish that waits for the commit: its bytes, or the message that already has them in the log.
 
-    `kept`: the queues for which it is in memory alone, as the message `twin`, for which there is memory.
+    `kept`: the queues on which it is only in memory, as the message `twin`, whose memory is reserved.
     """
 
     header_length: int
@@ -82,7 +82,7 @@ class TransactionWork:
         return [one for one in self.publishes if one.queues]
 
     def answer(self, core: StoreCore, deliveries: Sequence[Delivery], reason: int) -> None:
-        """Take deliveries: nobody else can answer them. Raises NotHeldError, nothing being taken."""
+        """Take deliveries, so that nobody else can answer them. Raises NotHeldError, and takes none then."""
         for delivery in deliveries:
             core.check_held(delivery)
         with core.journal:
@@ -91,7 +91,7 @@ class TransactionWork:
                 self.answers.append((delivery, reason))
 
     def undo(self, core: StoreCore) -> None:
-        """Put back what it took, and delete what it has in the log."""
+        """Release the deliveries that it took, and delete what it has in the log."""
         answers, self.answers = self.answers, []
         publishes, self.publishes = self.publishes, []
         for delivery, _ in answers:
@@ -107,14 +107,14 @@ class TransactionWork:
     def write(self, core: StoreCore, xid: bytes | None) -> None:
         """Put it as one group: with an xid up to Prepare, else up to Commit, and carry that out.
 
-        What is transient has no record, and a transaction of nothing else none at all.
+        Transient messages have no record; a transaction with only transient messages writes none.
 
-        Raises UnknownQueueError where a queue was deleted meanwhile, and what the journal raises; it is as it was then.
+        Raises UnknownQueueError if a queue was deleted meanwhile, and as the journal does; nothing is changed then.
         """
         known = {queue.id for queue in core.catalogue.queues.values()}
         for one in self.publishes:
             if not known.issuperset((*one.queues, *one.kept)):
-                raise UnknownQueueError(what="queue any more for a message of the transaction")
+                raise UnknownQueueError(what="queue for a message of the transaction any more")
         every = [one for one in self.answers if one[0].place in one[0].message.places]
         answers = [one for one in every if not one[0].message.transient]
         turns: list[Lsn] = []  # where each transient message stands among the others
@@ -180,7 +180,7 @@ def outcome_bytes(operations: int) -> int:
 
 
 def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, commit: bool, need: Need) -> None:
-    """Carry out an outcome that is in the log at `decided`: what is visible, what is free, what is deleted."""
+    """Carry out an outcome that is in the log at `decided`: show, release and delete messages."""
     messages = list(dict.fromkeys(message for message, _, _ in transaction.operations))
     if commit:
         changed = core.state.commit(decided, transaction.id)
@@ -209,7 +209,7 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
 
 
 def in_doubt(core: StoreCore) -> dict[bytes, QueueTransaction]:
-    """Return what is prepared and not decided, by xid."""
+    """Return the prepared transactions without an outcome, by xid."""
     return {one.xid: one for one in core.state.transactions.values() if one.prepared}
 
 
@@ -224,7 +224,7 @@ def decide(core: StoreCore, transaction: QueueTransaction, *, commit: bool) -> N
 class StoreTransaction:
     """A transaction of one store. Threads: one at a time. As a context it is committed, or rolled back by an exception.
 
-    Nobody sees what it publishes before it is committed, and what it answers nobody else can take.
+    Nobody sees what it publishes before the commit, and nobody else can take the messages that it answers.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -243,25 +243,25 @@ class StoreTransaction:
         priority: int = 0,
         transient: bool = False,
     ) -> None:
-        """Publish once it is committed. Raises as `MessageStore.publish`, TransactionStateError."""
+        """Publish at the commit. Raises as `MessageStore.publish`, TransactionStateError."""
         self._check()
         stamps = expires_at, priority
         self._store._publishing.collect(self._work, content, queues, header, *stamps, transient=transient)
 
     def ack(self, *deliveries: Delivery) -> None:
-        """Have these messages done with once it is committed. Raises NotHeldError, TransactionStateError."""
+        """Acknowledge these messages at the commit. Raises NotHeldError, TransactionStateError."""
         self._check()
         self._store._take_answers(self._work, deliveries, ACKED)
 
     def reject(self, *deliveries: Delivery) -> None:
-        """As `ack`, undone."""
+        """Reject these messages at the commit. Raises as `ack`."""
         self._check()
         self._store._take_answers(self._work, deliveries, REJECTED)
 
     def commit(self, *, wait: bool = True) -> None:
-        """Have all of it count; return once that is durable, or with `wait` off at once.
+        """Commit; return once that is durable, or at once without `wait`.
 
-        Raises UnknownQueueError where a queue was deleted meanwhile: it can be rolled back then. TransactionStateError.
+        Raises UnknownQueueError if a queue was deleted meanwhile: it can be rolled back then. TransactionStateError.
         """
         self._check()
         with self._store._journal.lock, self._store._journal:
@@ -272,7 +272,7 @@ class StoreTransaction:
             self._store.sync()
 
     def rollback(self) -> None:
-        """Have nothing of it count: what it answered is on its queue again."""
+        """Roll back: the messages that it answered are on their queues again."""
         self._check()
         with self._store._journal.lock, self._store._journal:
             self._over = True
@@ -297,10 +297,10 @@ class StoreTransaction:
 
 
 class BranchSession:
-    """Somebody who works in branches of distributed transactions, one at a time. Threads: one at a time.
+    """A session for branches of distributed transactions, one branch at a time. Threads: one at a time.
 
-    The names are those of Python's DB-API. Methods raise TransactionStateError where the branch's state does not allow
-    them, nothing being changed.
+    The names are those of Python's DB-API. Methods raise TransactionStateError if the branch's state does not allow
+    them, and change nothing then.
     """
 
     def __init__(self, store: MessageStore, branches: Branches[TransactionWork]) -> None:
@@ -310,7 +310,7 @@ class BranchSession:
         self._xid = b""  # of the branch that it began, joined or resumed last
 
     def tpc_begin(self, xid: bytes, *, join: bool = False, resume: bool = False) -> None:
-        """Begin a branch; with `join` work in another session's, with `resume` again in one that was suspended."""
+        """Begin a branch; with `join` join another session's, with `resume` resume a suspended one."""
         with self._store._deciding(xid) as core:
             if join:
                 self._branches.join(self, xid)
@@ -323,7 +323,7 @@ class BranchSession:
             self._xid = xid
 
     def tpc_end(self, xid: bytes | None = None, *, suspend: bool = False, fail: bool = False) -> None:
-        """End this session's part of a branch; with `suspend` for now, with `fail` so that it can only roll back."""
+        """End this session's part of a branch; with `suspend` for now, with `fail` only a rollback is left."""
         xid = self._xid if xid is None else xid
         with self._store._deciding(xid):
             self._branches.end(self, xid, suspend=suspend, fail=fail)
@@ -333,7 +333,7 @@ class BranchSession:
     ) -> None:
         """Publish in the branch. Raises as `MessageStore.publish`, and TransactionStateError for a transient queue.
 
-        A branch that is prepared outlives the process, and what is transient does not.
+        A prepared branch outlives the process, and transient messages do not.
         """
         work, names = self._current().work, list(dict.fromkeys(queues))
         with self._store._deciding(self._xid) as core:
@@ -342,7 +342,7 @@ class BranchSession:
         self._store._publishing.collect(work, content, names, header, expires_at, priority)
 
     def ack(self, *deliveries: Delivery) -> None:
-        """Have these messages done with in the branch. Raises NotHeldError, TransactionStateError as `publish`."""
+        """Acknowledge these messages in the branch. Raises NotHeldError, TransactionStateError as `publish`."""
         work = self._current().work
         transient = [str(one) for one in deliveries if one.message.transient]
         with self._store._deciding(self._xid):
@@ -364,9 +364,9 @@ class BranchSession:
             return found
 
     def tpc_prepare(self) -> None:
-        """Have the branch that this session began last wait for its outcome, whatever comes; durable.
+        """Prepare the branch that this session began last: it waits for its outcome, also after a crash. Durable.
 
-        A session that still works in it has ended its part by this, if it is the only one.
+        Ends the session's own part of the branch, if it is the only session in it.
         """
         with self._store._deciding(self._xid) as core:
             self._end_own()
@@ -376,9 +376,9 @@ class BranchSession:
         self._store.sync()
 
     def tpc_commit(self, xid: bytes | None = None) -> None:
-        """Commit: without an xid the session's own branch, prepared or, if it is not, in one phase; durable.
+        """Commit; durable on return. Without an xid, the session's own branch, in one phase if it is not prepared.
 
-        With an xid a prepared one, whoever prepared it.
+        With an xid, a prepared branch of any session.
         """
         if xid is None:
             with self._store._deciding(self._xid) as core:
@@ -393,7 +393,7 @@ class BranchSession:
         self._store.tpc_commit(xid)
 
     def tpc_rollback(self, xid: bytes | None = None) -> None:
-        """Roll back: without an xid the session's own branch, with one a prepared one; durable."""
+        """Roll back the session's own branch, or with an xid a prepared one; durable on return."""
         if xid is None:
             with self._store._deciding(self._xid) as core:
                 if self._branches.find(self._xid) is not None:
@@ -413,22 +413,22 @@ class BranchSession:
             self._branches.end(self, self._xid, suspend=False, fail=False)
 
     def tpc_recover(self) -> list[bytes]:
-        """Return the xids of what is prepared and not decided."""
+        """Return the xids of the prepared transactions without an outcome."""
         return self._store.tpc_recover()
 
     def set_timeout(self, seconds: float) -> None:
-        """Have the branch be undone after so many seconds, unless it is prepared then."""
+        """Roll the branch back after so many seconds, unless it is prepared by then."""
         seconds = float(seconds)
         with self._store._deciding(self._xid):
             self._branches.set_timeout(self._xid, seconds)
 
     def timeout(self) -> float:
-        """Return after how many seconds the branch is undone."""
+        """Return after how many seconds the branch is rolled back."""
         with self._store._deciding(self._xid):
             return self._branches.timeout(self._xid)
 
     def close(self) -> None:
-        """End the session. What it works in can only be rolled back, and is, if nobody else works in it."""
+        """End the session. Its branch can only be rolled back then, and is, if no other session works in it."""
         with self._store._deciding(self._xid) as core:
             self._branches.leave(self)
             found = self._branches.find(self._xid)

@@ -1,8 +1,8 @@
 """Transient messages: those that are never written, and gone when the store is closed.
 
-Owns which there are, and how much memory they take. The hard idea: a queue's order goes by the places of records, and a
-transient message has none; so it is put between the record before it and the next one, and behind those that were put
-there before.
+Owns the list of them, and how much memory they use. The hard idea: a queue is ordered by the places of records, and a
+transient message has no record. So it is put between the record before it and the next one, after the transient
+messages that are there already.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Log Usage": what is not in the log has the id 0.
 """
@@ -28,7 +28,7 @@ class TransientMessages:
         self._number = 0
 
     def begin(self, header_length: int, total_length: int, stored_at: int) -> Message:
-        """Begin a message of so many bytes, whose content comes later. Raises TransientRoomError."""
+        """Reserve memory for a message of so many bytes, whose content comes later. Raises TransientRoomError."""
         size = total_length + WAITING_BYTES
         if self.used + size > self.most:
             raise TransientRoomError(path=self._path, size=size, used=self.used, most=self.most)
@@ -38,13 +38,13 @@ class TransientMessages:
         return message
 
     def place(self, queue_id: int, behind: Lsn, commit: Lsn | None, expires_at: int, priority: int) -> TransientPlace:
-        """Return a place behind everything below `behind`. `commit`: what shows it; None: it shows now."""
+        """Return a place after everything below `behind`. `commit`: the Commit that shows it; None: it is shown now."""
         self._number += 1
         here, after = Lsn(behind - 1), NO_LSN if commit is None else commit
         return TransientPlace(queue_id, commit or here, here, expires_at, priority, number=self._number, after=after)
 
     def forget(self, message: Message) -> None:
-        """End a message, and give its memory back. Twice is harmless."""
+        """Forget a message, and release its memory. Forgetting twice is harmless."""
         if message in self.messages:
             self.messages.discard(message)
             message.content = None

@@ -1,7 +1,7 @@
-"""What waits on a queue, in its order, and what was taken from it.
+"""The waiting messages of a queue, in order, and the counts of what happened on it.
 
-Owns the order in memory and what is handed out next. The hard idea: what becomes visible comes in rising order, so it
-goes behind the others; only what comes back needs to be sorted in, and that is little.
+Owns the order in memory and which message is delivered next. The hard idea: messages become visible in rising order, so
+each is put after the others; only messages that come back must be sorted in, and they are few.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _Order = tuple[int, ...]
 class QueueCounts(msgspec.Struct, kw_only=True):
     """What happened on a queue since the store was opened, in messages.
 
-    `published`: put on it. `delivered`: handed out. `acknowledged`: answered by `ack`, or by a transaction. `requeued`:
-    came back. `dropped`: left it without being done, rejected, expired or purged.
+    `published`: put on it. `delivered`: taken from it. `acknowledged`: answered by `ack`, or by a transaction.
+    `requeued`: came back. `dropped`: rejected, expired or purged.
     """
 
     published: int = 0
@@ -41,7 +41,7 @@ class QueueCounts(msgspec.Struct, kw_only=True):
 
 
 class PutBack:
-    """The places on which a Rollback has put messages back, until that is durable. The store's lock guards it."""
+    """The places to which a Rollback has returned messages, until that is durable. The store's lock guards it."""
 
     __slots__ = ("_since",)
 
@@ -54,7 +54,7 @@ class PutBack:
         self._since = kept | dict.fromkeys(places, rollback)
 
     def is_shown(self, place: QueuePlace, shown: Lsn) -> bool:
-        """Whether what put a message on a queue is durable: its record, or the Rollback that put it back."""
+        """Whether the record that put a message on a queue is durable, or the Rollback that returned it."""
         return place.needs < shown and (not self._since or self._since.get(place, NO_LSN) < shown)
 
 
@@ -83,14 +83,14 @@ class QueueRow:
         return place.order
 
     def add(self, message: Message, place: QueuePlace) -> None:
-        """Put a message where it belongs by its place on this queue."""
+        """Insert a message by its place on this queue."""
         if self._row and place.order < self._order(self._row[-1]):
             heapq.heappush(self._back, (place.order, message))
         else:
             self._row.append(message)
 
     def append(self, message: Message) -> None:
-        """Put a message behind all others: it was published after them."""
+        """Put a message after all others: it was published after them."""
         self._row.append(message)
 
     def first(self) -> Message | None:

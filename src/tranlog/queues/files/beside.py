@@ -1,8 +1,8 @@
-"""The containers of a store as somebody reads them who does not own it, while its owner goes on.
+"""The containers of a store, read by a process that does not own it while the owner continues to write.
 
-Owns telling what a running owner changes from damage. The hard idea: a number is given to a container once. So bytes
-that were read are those of a container in use if its name is still there afterwards; where it is not, nothing in it is
-needed any more, and the walk begins again at the lowest one that is.
+Owns the distinction between an owner's changes and damage. The hard idea: a container's number is used once. So bytes
+that were read are those of a container in use if its name still exists afterwards. If it does not, nothing in it is
+needed any more, and the walk starts again at the lowest container in use.
 
 Source: docs/format.md, "A store's directory".
 """
@@ -44,7 +44,7 @@ class ContainersBeside(ContainerFiles):
         self.look()
 
     def look(self) -> None:
-        """Look which there are. Raises StoreMissingError, LogUnreadableError."""
+        """List the containers. Raises StoreMissingError, LogUnreadableError."""
         try:
             with reading(self.path):
                 self.list()
@@ -96,9 +96,9 @@ class ContainersBeside(ContainerFiles):
 
 
 def of_one_moment(files: ContainersBeside, read: Callable[[ContainersBeside], FoundT]) -> FoundT:
-    """Return what `read` finds in the containers; it is called again where their owner gave one back meanwhile.
+    """Return what `read` finds in the containers; call it again if the owner freed one meanwhile.
 
-    Damage is believed when it is found at the same place twice: the owner may have written while it was read. Raises
+    Damage is reported when it is found at the same place twice: the owner may have been writing during a read. Raises
     StoreDamagedError, StoreMissingError, LogUnreadableError.
     """
     refused = ""
@@ -124,7 +124,7 @@ def scan_beside(files: ContainersBeside) -> tuple[list[ContainerHeader], LogScan
 
 
 def read_store(files: ContainersBeside) -> tuple[LogScan, Catalogue]:
-    """Read the containers, then the catalogue, which is closed again, and hold them against each other.
+    """Read the containers, then the catalogue, which is closed again, and compare them.
 
     Raises as `of_one_moment`, CatalogueError.
     """

@@ -1,10 +1,10 @@
 """The catalogue of a store: queues, exchanges, bindings and configuration, in SQL.
 
-Owns what the tables hold, each change as one SQL transaction, and the two numbers by which log and catalogue know each
-other. The hard idea: a message counts only on a queue that the catalogue knows, so a catalogue that is put back from a
-copy would have messages dropped. Each transaction raises a counter, which the log repeats; each opening writes its
-epoch here. What a transaction creates has the counter's new value as its id, so no database gives one out twice.
-Transient queues, and bindings to them, are in memory beside it; their ids are below 0.
+Owns the contents of the tables, each change as one SQL transaction, and the two numbers that show whether log and
+catalogue belong together. The hard idea: a message counts only on a queue in the catalogue, so an older copy of the
+catalogue would cause messages to be dropped. Each transaction raises a counter, which the log repeats; each opening
+writes its epoch here. The id of a new object is the counter's new value, so no id is used twice.
+Transient queues, and bindings to them, are kept in memory; their ids are below 0.
 
 Which database it is: `files.catalogue_sqlite`, `files.catalogue_postgres`.
 
@@ -33,9 +33,9 @@ _COLUMNS = {
 
 
 def tables_text(*, integer: str, blob: str, digest: str) -> str:
-    """Return the statements that make the tables, with a database's names of two types.
+    """Return the statements that create the tables, with a database's names of two types.
 
-    `digest`: what stands for a binding's arguments in an index, whose entries a database bounds.
+    `digest`: the expression for a binding's arguments in an index, since databases limit the size of index entries.
     """
     return f"""
 create table store(
@@ -83,7 +83,7 @@ class CatalogueDatabase(Protocol):
         """Make the tables, in a transaction."""
 
     def hold(self, store_id: bytes) -> None:
-        """Have nobody else work on this store's catalogue."""
+        """Lock this store's catalogue against other processes."""
 
     def close(self) -> None:
         """End the session."""
@@ -152,9 +152,9 @@ class Catalogue:
         self._unsure = False
 
     def load(self, new_id: bytes | None, now_ms: int, initial_containers: int = 0) -> None:
-        """Read it; one without tables becomes a new store's, with this id if there is one. Raises CatalogueError.
+        """Read the catalogue; one without tables becomes a new store's, with this id if given. Raises CatalogueError.
 
-        `initial_containers`: of a new store, which keeps that.
+        `initial_containers`: the number of containers of a new store, which is stored.
         """
         database = self._database
         if not database.has_tables():
@@ -167,7 +167,7 @@ class Catalogue:
             database.hold(self.store_id)
 
     def replace(self, tables: dict[str, list[tuple[Any, ...]]]) -> None:
-        """Have these rows be all that there is, by table, in one transaction; tables that are missing are made."""
+        """Replace all rows by these, by table, in one transaction; create missing tables."""
         database = self._database
         try:
             database.begin()
@@ -347,7 +347,7 @@ class Catalogue:
         key: str,
         arguments: bytes = b"",
     ) -> QueueBinding:
-        """Bind an exchange to a queue or to another exchange; a binding that is there stays as it is.
+        """Bind an exchange to a queue or to another exchange; an existing binding stays as it is.
 
         Raises UnknownQueueError, DeclaredOtherwiseError.
         """

@@ -1,7 +1,7 @@
 """Where a store's catalogue is: in its directory, or in the PostgreSQL that its file `catalogue.connect` names.
 
-Owns that file. The connection string is kept without a password, which libpq finds in PGPASSWORD or a password file; so
-whoever opens the store later need not say where its catalogue is.
+Owns that file. The connection string is stored without a password, which libpq finds in PGPASSWORD or a password file.
+Later openings of the store need not name its catalogue.
 
 Source: docs/format.md, "A store's directory".
 """
@@ -22,7 +22,7 @@ from tranlog.queues.rules.records import CATALOGUE_CONNECT_NAME, CATALOGUE_NAME
 
 
 def read_connect(path: str, disk: Disk) -> str | None:
-    """Return the connection string that a store's directory keeps; None for a catalogue in SQLite. Raises OSError."""
+    """Return the connection string stored in a store's directory; None for a catalogue in SQLite. Raises OSError."""
     name = join(path, CATALOGUE_CONNECT_NAME)
     if not disk.exists(name):
         return None
@@ -35,7 +35,7 @@ def read_connect(path: str, disk: Disk) -> str | None:
 
 
 def keep_connect(path: str, disk: Disk, connect: str) -> None:
-    """Keep a connection string for the next opening, durable. Raises OSError."""
+    """Store a connection string for the next opening, durably. Raises OSError."""
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
     parts = {name: value for name, value in conninfo_to_dict(connect).items() if name != "password"}

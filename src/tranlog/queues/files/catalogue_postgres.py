@@ -1,8 +1,7 @@
 r"""The catalogue of a store in PostgreSQL: a database of its own, or a schema of one that is there.
 
-Owns the session: its settings, reaching a server again that was lost, and the lock by which two copies of one store do
-not work on one catalogue. A name may hold a NUL character, which PostgreSQL's text cannot: it is kept as `\0`, and a
-backslash as two.
+Owns the session: its settings, reconnecting, and the lock that keeps two copies of one store from using one catalogue.
+A name may contain a NUL character, which PostgreSQL's text cannot: it is stored as `\0`, and a backslash as two.
 
 Source: PostgreSQL's manual, "Explicit Locking", "Schemas", "Write Ahead Log".
 """
@@ -97,7 +96,7 @@ class PostgresCatalogue:
         self.run("begin")
 
     def commit(self) -> None:
-        """Commit it; durable as the server has it."""
+        """Commit it; how durable that is, the server's settings decide."""
         self.run("commit")
 
     def roll_back(self) -> None:
@@ -116,7 +115,7 @@ class PostgresCatalogue:
         self.run(tables_text(integer="bigint", blob="bytea", digest="sha256(arguments)"))
 
     def hold(self, store_id: bytes) -> None:
-        """Have this session be the only one that works on this store's catalogue. Raises CatalogueError."""
+        """Lock this store's catalogue for this session. Raises CatalogueError."""
         self._store_id = store_id
         key = int.from_bytes(store_id[:8], "big", signed=True)
         if not self.run("select pg_try_advisory_lock(?)", key)[0][0]:

@@ -77,7 +77,7 @@ class SqliteCatalogue:
         self.run(tables_text(integer="integer", blob="blob", digest="arguments"))
 
     def hold(self, store_id: bytes) -> None:
-        """See that it can be written: who else opens the store the lock of its directory stops."""
+        """Check that the file can be written. The lock of the store's directory keeps other processes out."""
         if self._connection.readonly("main"):
             raise CatalogueError(path=self.where, why="it can only be read")
         self.begin()

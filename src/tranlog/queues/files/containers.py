@@ -1,8 +1,8 @@
-"""The containers of a store as files: made, taken into use, read, given back, removed.
+"""The containers of a store as files: created, taken into use, read, freed, removed.
 
-Owns their names and the order of writing, renaming and syncing. Which of them, and when, is `rules.containers`'s and
-the journal's. The hard idea: a name says what a container is, and is changed last; so a crash leaves each either free,
-where nothing in it counts, or in use with a whole header.
+Owns their names and the order of writing, renaming and syncing. `rules.containers` and the journal decide which
+containers, and when. The hard idea: the name says what a container is, and is changed last. So after a crash each
+container is either free, and its bytes do not count, or in use with a complete header.
 
 Source: docs/format.md, "A store's directory".
 """
@@ -47,7 +47,7 @@ class ContainerFiles:
         self._open: dict[int, DiskFile] = {}
 
     def list(self) -> None:
-        """Look which there are."""
+        """List the containers."""
         names = self._disk.list_dir(self.path)
         self.in_use = sorted(filter(None, (number_of(name, CONTAINER_PREFIX) for name in names)))
         self.free = sorted(filter(None, (number_of(name, FREE_PREFIX) for name in names)))
@@ -104,7 +104,7 @@ class ContainerFiles:
         raise StoreDamagedError(path=self.path, file=container_name(number), offset=offset, why=found.why)
 
     def check_free(self) -> None:
-        """Remove free ones that a crash left half made."""
+        """Remove free containers that a crash left incomplete."""
         for number in list(self.free):
             file = self._disk.open(join(self.path, free_name(number)))
             try:
@@ -115,7 +115,7 @@ class ContainerFiles:
                 self.remove(number)
 
     def make_free(self) -> None:
-        """Add a free one, full of zeros, durable; where the disk is full nothing is left of it."""
+        """Add a free container, filled with zeros, durably; if the disk is full, leave nothing of it."""
         number = max((*self.in_use, *self.free), default=0) + 1
         path = join(self.path, free_name(number))
         file = self._disk.open(path, write=True, create=True)
@@ -132,7 +132,7 @@ class ContainerFiles:
         self.free.append(number)
 
     def take(self, number: int, *, epoch: int, base: Lsn, now_ms: int) -> None:
-        """Take the lowest free one into use as `number`, durable."""
+        """Take the lowest free container into use as `number`, durably."""
         free = min(self.free)
         header = ContainerHeader(self.container_bytes, self.store_id, number, epoch, base, now_ms)
         old, new = join(self.path, free_name(free)), join(self.path, container_name(number))
@@ -148,7 +148,7 @@ class ContainerFiles:
         self._disk.sync_dir(self.path)
 
     def give_back(self, number: int) -> None:
-        """Have the lowest one in use be free, durable. Its number stays: one that was never used gets another."""
+        """Free the lowest container in use, durably. It keeps its number; one that was never used gets another."""
         file = self._open.pop(number, None)
         if file is not None:
             file.close()

@@ -1,9 +1,9 @@
 """The journal of a store: records appended in groups, one sync for many, containers taken, added and given back.
 
-Owns the place where the next record goes, the bytes in front of the disk, and what is durable. What the records mean
-is `rules.state`'s. The hard idea: a record is put into memory under the store's lock and has its place at once; the
-first one that waits for it writes and syncs for all who came before. A Sync record names the end that an earlier sync
-covered, and stands in front of the next record, so that whoever finds it can tell a torn tail from damage.
+Owns the place of the next record, the bytes not yet written, and what is durable. `rules.state` owns the meaning of
+records. The hard idea: a record is put into memory under the store's lock and has its place at once. The first thread
+that waits for it writes and syncs for all threads before it. A Sync record names the end that an earlier sync covered,
+and stands before the next record; by it recovery tells a torn tail from damage.
 
 Source: docs/format.md, "The message store"; docs/decisions/0009.
 """
@@ -45,7 +45,7 @@ _BUFFER_BYTES = 64 * 1024
 
 
 class Changes:
-    """Something became durable or free, or the store closed. The lock is held by whoever calls."""
+    """Something became durable or free, or the store closed. The caller holds the lock."""
 
     __slots__ = ("_told", "_waiting")
 
@@ -54,12 +54,12 @@ class Changes:
         self._waiting = 0
 
     def tell(self) -> None:
-        """Wake whoever waits; cheap where nobody does."""
+        """Wake all waiting threads; cheap if there are none."""
         if self._waiting:
             self._told.notify_all()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Return when it is told, or after so many seconds. The lock is let go meanwhile."""
+        """Wait for `tell`, at most so many seconds. The lock is released meanwhile."""
         self._waiting += 1
         try:
             self._told.wait(seconds)
@@ -68,10 +68,10 @@ class Changes:
 
 
 class QueueJournal:
-    """The writing end of a store's log. `lock` guards it and everything that its records add up to.
+    """The writing end of a store's log. `lock` guards it and the state that its records make.
 
-    `durable` is the place up to which everything is durable, `place` the one behind the last record. `counter` is the
-    catalogue's. `reserved`: bytes that the outcomes of prepared transactions take.
+    `durable` is the place up to which everything is durable, `place` the one after the last record. `counter` is the
+    catalogue's. `reserved`: bytes that the outcomes of prepared transactions need.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class QueueJournal:
             self.stop(LogClosedError(f"{kind.__name__} came in the midst of a step of its writer"))
 
     def stop(self, error: DiskFailedError | LogClosedError | None = None) -> None:
-        """Have nothing written any more: because of an error, which leaves what a crash would, or at the end."""
+        """Stop writing: at the end, or because of an error, which leaves the same as a crash."""
         if self._ownership.lost is None:
             self._ownership.lose(error or LogClosedError())
             if error is not None:
@@ -142,7 +142,7 @@ class QueueJournal:
         return self._ownership.lost is None
 
     def check_open(self) -> None:
-        """Raise LogClosedError where nothing may be written any more."""
+        """Raise LogClosedError if nothing may be written any more."""
         if self._ownership.lost is not None:
             raise closed_by(self._ownership.lost) from self._ownership.lost
 
@@ -164,7 +164,7 @@ class QueueJournal:
 
     @property
     def place(self) -> Lsn:
-        """The place behind everything that was put."""
+        """The place after everything that was put."""
         return self.buffer.place
 
     def _checkpoint_bytes(self) -> int:
@@ -176,9 +176,9 @@ class QueueJournal:
         return self.buffer.shown(self.durable)
 
     def admit(self, size: int, need: Need) -> None:
-        """Return if a group of so many bytes has room; a container is added for it where none is left.
+        """Make room for a group of so many bytes; add a container if none is left.
 
-        Raises DiskFullError, nothing being written, and LogClosedError, DiskFailedError.
+        Raises DiskFullError, and has written nothing then; LogClosedError; DiskFailedError.
         """
         self.check_open()
         if self.ahead and not self.reserved and self.fits(size):
@@ -198,7 +198,7 @@ class QueueJournal:
         return self.buffer.end + size + SYNC_BYTES + NEXT_BYTES <= self.files.container_bytes
 
     def next_place(self) -> Lsn:
-        """Return where a group goes that fits: behind a Sync record, if one is due."""
+        """Return the place of a group that fits: after a Sync record, if one is due."""
         if self.sync_due:
             self._prove(self.durable)
         return self.buffer.place
@@ -206,8 +206,8 @@ class QueueJournal:
     def put_whole(self, pieces: Iterable[bytes], size: int, *, wait: bool = False) -> None:
         """Put the records of groups that fit, of `size` bytes in all, at `next_place`. Raises DiskFailedError.
 
-        `wait`: who puts them is to wait for them, and has more to do before. If it is alone, the disk begins now; where
-        others wait, one sync is to serve them all.
+        `wait`: the caller will wait for them, and has other work before. If it is alone, writing begins now; if others
+        wait, one sync serves all of them.
         """
         buffer = self.buffer
         buffer.put_whole(pieces, size)
@@ -219,9 +219,9 @@ class QueueJournal:
             self._write_much()
 
     def put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
-        """Put a record behind the others; return its place. Raises DiskFullError where no container can be had.
+        """Append a record; return its place. Raises DiskFullError if no container can be added.
 
-        A group that ends so is one that was cut off. Raises DiskFailedError, LogClosedError.
+        A group that ends so was cut off. Raises DiskFailedError, LogClosedError.
         """
         size = OVERHEAD + len(body)
         if self.buffer.end + size + (SYNC_BYTES if self.sync_due else 0) + NEXT_BYTES > self.files.container_bytes:
@@ -299,7 +299,7 @@ class QueueJournal:
         assert self.buffer.end + size + NEXT_BYTES <= self.files.container_bytes, "no record is larger than a container"
 
     def give_back(self, needed: int) -> None:
-        """Have the containers below `needed` free again, and remove some where many are unused."""
+        """Free the containers below `needed`, and remove some if many are unused."""
         files = self.files
         unneeded = to_give_back(files.in_use[0], min(needed, self.buffer.number))
         if not unneeded:
@@ -315,14 +315,14 @@ class QueueJournal:
     # --- one sync for many ---------------------------------------------------------------------------
 
     def commit(self, target: Lsn | None = None) -> None:
-        """Return when everything before `target`, or that was put so far, is durable. The lock is not held."""
+        """Return when everything before `target`, or everything put so far, is durable. The lock is not held."""
         with self.lock, self:
             target = self.buffer.place if target is None else target
             turn = self.commits.take_turn(target)
         self.commits.wait(turn, target)
 
     def take_turn(self) -> tuple[Turn, Lsn]:
-        """Begin to make everything durable that was put so far, in the step that put it; `commits.wait` ends it."""
+        """Start to make everything durable that was put so far; `commits.wait` waits for it."""
         target = self.buffer.place
         return self.commits.take_turn(target), target
 
@@ -371,7 +371,7 @@ class QueueJournal:
     # --- the end -------------------------------------------------------------------------------------
 
     def end_cleanly(self) -> None:
-        """Say in the log that everything in it is durable. Everything that was put is. Raises as `put`."""
+        """Note in the log that everything in it is durable, as everything that was put is. Raises as `put`."""
         with self.lock, self:
             self.check_open()
             if self.buffer.end + SYNC_BYTES + NEXT_BYTES > self.files.container_bytes:

@@ -1,8 +1,8 @@
-"""Opening a store: reading its containers, judging them, and writing what the judgement asks for.
+"""Opening a store: reading its containers, judging them, and writing what that requires.
 
-Owns the order of the nine steps. What is decided is `rules.recovery`'s. The hard idea: nothing is changed before all
-that was found has been judged, and nothing is given back before the new epoch is durable; so an opening that is broken
-off anywhere is repeated by the next one, with the same answer.
+Owns the order of the nine steps; `rules.recovery` decides. The hard idea: nothing is changed before everything has been
+judged, and nothing is freed before the new epoch is durable. So if an opening is interrupted at any point, the next one
+repeats it with the same result.
 
 Source: docs/format.md, "Groups, order, what a recovery believes"; Design for Hybrid SQL/CLFS-Based Store in Qpid,
 "Recovery".
@@ -53,10 +53,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRecovery:
-    """What an opening found and did. `cut`: the file that keeps what was cut off the end.
+    """What an opening found and did. `cut`: the file with the bytes that were cut off the end.
 
-    `dropped`: places on queues that the catalogue does not have. `deleted`: messages that were on no queue, or not
-    complete. `rolled_back`: transactions without outcome. `groups_cut`: groups of which a part was missing.
+    `dropped`: places on queues that are not in the catalogue. `deleted`: messages that were on no queue or incomplete.
+    `rolled_back`: transactions without an outcome. `groups_cut`: incomplete groups.
     """
 
     created: bool
@@ -72,7 +72,7 @@ class StoreRecovery:
 
 
 def create_containers(files: ContainerFiles, initial: int, *, now_ms: int) -> None:
-    """Make the containers of a new store, and take the first one into use. One broken off is gone on with."""
+    """Create the containers of a new store, and take the first one into use. Continues an interrupted creation."""
     files.check_free()
     while len(files.free) < initial:
         files.make_free()
@@ -105,7 +105,7 @@ def read_headers(files: ContainerFiles) -> list[ContainerHeader]:
 
 
 def scan_log(files: ContainerFiles, state: QueueState) -> LogScan:
-    """Walk over all containers. Raises StoreDamagedError where the log is not to be believed."""
+    """Walk over all containers. Raises StoreDamagedError if the log is damaged."""
     scan = LogScan(state=state)
     walking = True
     for number in files.in_use:
@@ -116,7 +116,7 @@ def scan_log(files: ContainerFiles, state: QueueState) -> LogScan:
 
 
 def check_catalogue(scan: LogScan, files: ContainerFiles, catalogue: Catalogue) -> None:
-    """Hold log and catalogue against each other. Raises CatalogueError."""
+    """Compare log and catalogue. Raises CatalogueError."""
     if catalogue.store_id != files.store_id:
         raise CatalogueError(
             path=catalogue.path,
@@ -141,7 +141,7 @@ class StoreOpening:
         self._epoch = epoch
 
     def run(self, journal: QueueJournal, *, created: bool) -> StoreRecovery:
-        """Mend what a crash left, begin an epoch, and let go of what is on no queue."""
+        """Repair what a crash left, begin an epoch, and delete messages that are on no queue."""
         scan, state = self._scan, self._scan.state
         kept = self._end_the_log()
         rolled_back = state.abort_open()

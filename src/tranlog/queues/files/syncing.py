@@ -1,7 +1,7 @@
 """Syncs of a store's containers, one at a time.
 
-The system tells an open file once that bytes of it were lost. Where two threads sync it, one of them is told, and the
-other one must not take its own sync for good.
+The system reports lost bytes once per open file. If two threads sync it, one of them gets the error, and the other one
+must not trust its own sync.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tranlog.disk import DiskFile
 
 
 class OneSync:
-    """Syncs files; after one that failed, none is good. Threads: any. `count` is how many there were."""
+    """Syncs files; after a failed sync, every sync fails. Threads: any. `count` is the number of syncs."""
 
     __slots__ = ("_failure", "_lock", "count")
 

@@ -1,1 +1,1 @@
-"""What decides: bytes in, values out; no disk, no clock, no lock."""
+"""The decisions: bytes in, values out; no disk, no clock, no lock."""

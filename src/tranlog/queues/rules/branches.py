@@ -1,7 +1,7 @@
-"""Distributed transactions before they are prepared: who works in which branch, and what may be asked of it when.
+"""Distributed transactions before they are prepared: which session works in which branch, and which calls are allowed.
 
-Owns the order of the calls. What a branch has done is `transaction`'s, what a prepared one becomes is the log's. The
-hard idea: several sessions may work in one branch, and nothing is decided before each has ended its part.
+Owns the order of the calls. The work of a branch belongs to `transaction`, prepared branches to the log. The hard idea:
+several sessions may work in one branch, and nothing is decided before each has ended its part.
 
 Source: The XA Specification, "State tables"; PEP 249, "Optional Two-Phase Commit Extensions".
 """
@@ -24,9 +24,9 @@ class CallRefused(Exception):
 
 
 class Branch(Generic[W]):
-    """A branch that is not prepared. `sessions`: those that work in it; True while one has suspended its part.
+    """A branch that is not prepared. `sessions`: the sessions in it; True for one that has suspended its part.
 
-    `doomed`: why it can only be rolled back; empty while it can be committed.
+    `doomed`: the reason why it can only be rolled back; empty while it can be committed.
     """
 
     __slots__ = ("begun_at", "doomed", "sessions", "timeout_s", "work", "xid")
@@ -47,7 +47,7 @@ class Branches(Generic[W]):
         self._branches: dict[bytes, Branch[W]] = {}
 
     def find(self, xid: bytes) -> Branch[W] | None:
-        """Return one that is there."""
+        """Return an existing branch."""
         return self._branches.get(xid)
 
     def _known(self, xid: bytes) -> Branch[W]:
@@ -57,7 +57,7 @@ class Branches(Generic[W]):
         return found
 
     def begin(self, session: Hashable, xid: bytes, work: W, *, now: float, prepared: bool) -> Branch[W]:
-        """Begin a branch and work in it. `prepared`: one of that xid waits for its outcome."""
+        """Begin a branch and work in it. `prepared`: a branch with this xid is prepared."""
         if not 0 < len(xid) <= XID_BYTES_MOST:
             raise CallRefused(f"an xid has 1 to {XID_BYTES_MOST} bytes, not {len(xid)}")
         if prepared or xid in self._branches:
@@ -68,7 +68,7 @@ class Branches(Generic[W]):
         return made
 
     def join(self, session: Hashable, xid: bytes) -> Branch[W]:
-        """Work in a branch that another session has begun."""
+        """Join a branch that another session has begun."""
         found = self._known(xid)
         self._free(session)
         if session in found.sessions:
@@ -77,7 +77,7 @@ class Branches(Generic[W]):
         return found
 
     def resume(self, session: Hashable, xid: bytes) -> Branch[W]:
-        """Work again in a branch that this session has suspended."""
+        """Resume a branch that this session has suspended."""
         found = self._known(xid)
         self._free(session)
         if found.sessions.get(session) is not True:
@@ -112,7 +112,7 @@ class Branches(Generic[W]):
         del found.sessions[session]
 
     def leave(self, session: Hashable) -> None:
-        """End a session: what it works in, or has suspended, can only be rolled back."""
+        """End a session: the branches in which it works, or which it has suspended, can only be rolled back."""
         for branch in self._branches.values():
             if branch.sessions.pop(session, None) is not None:
                 branch.doomed = branch.doomed or "a session that worked in it was closed"
@@ -127,11 +127,11 @@ class Branches(Generic[W]):
         return found
 
     def forget(self, xid: bytes) -> None:
-        """Forget one that is prepared or over."""
+        """Forget a branch that is prepared or ended."""
         self._branches.pop(xid, None)
 
     def set_timeout(self, xid: bytes, seconds: float) -> None:
-        """Have a branch end by itself after so many seconds."""
+        """Set the number of seconds after which a branch ends by itself."""
         if not 0 < seconds <= TIMEOUT_MOST_S:
             raise CallRefused(f"a timeout is above 0 and at most {TIMEOUT_MOST_S:.0f} seconds, not {seconds}")
         self._known(xid).timeout_s = seconds
@@ -141,7 +141,7 @@ class Branches(Generic[W]):
         return self._known(xid).timeout_s
 
     def expire(self, now: float) -> list[W]:
-        """Doom the branches whose time is over; return their work, which is to be undone."""
+        """Doom the branches that have timed out; return their work, which the caller undoes."""
         over = [one for one in self._branches.values() if now - one.begun_at > one.timeout_s and not one.doomed]
         for branch in over:
             branch.doomed = f"its {branch.timeout_s:g} seconds were over"

@@ -1,7 +1,7 @@
-"""What was put behind a store's log and is not written yet, and the places that it has.
+"""Records that were put and are not written yet, and their places.
 
-Owns the place of each record in the newest container, and where groups begin and end. The hard idea: a group may be in
-two containers, of which the first is durable earlier; until all of it is, nothing of it is shown.
+Owns the place of each record in the newest container, and where groups begin and end. The hard idea: a group may stand
+in two containers, and the first may be durable earlier. Nothing of the group is shown until all of it is durable.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _END = bytes(4)
 class RecordBuffer:
     """The end of the newest container, `number`. The store's lock guards it.
 
-    `end` is the offset behind everything, `written` behind what is written. `sync_ahead`: a Sync record that was made
-    ahead, for a place, what is durable and the catalogue's counter.
+    `end` is the offset after everything, `written` the one after what is written. `sync_ahead`: a prepared Sync record,
+    with the place, the durable end and the counter for which it was made.
     """
 
     __slots__ = ("_group", "_pieces", "_spanning", "end", "number", "sync_ahead", "written")
@@ -32,18 +32,18 @@ class RecordBuffer:
         self.go(number, end)
 
     def go(self, number: int, end: int = HEADER_BYTES) -> None:
-        """Go on in a container; nothing is pending."""
+        """Continue in a container; nothing is pending."""
         self.number = number
         self.end = self.written = end
 
     @property
     def place(self) -> Lsn:
-        """The place behind everything."""
+        """The place after everything."""
         return Lsn(self.number << 32 | self.end)
 
     @property
     def unwritten(self) -> Lsn:
-        """The place from which on nothing is written."""
+        """The place up to which everything is written."""
         return lsn(self.number, self.written)
 
     def put(self, record_type: int, flags: int, epoch: int, undo_prev: Lsn, body: bytes) -> Lsn:
@@ -75,12 +75,12 @@ class RecordBuffer:
         return begin if begin < durable < end else durable
 
     def pending(self, container_bytes: int) -> bytes:
-        """Return what is to be written at `written`, with the end behind it; empty for nothing."""
+        """Return the bytes to write at `written`, with the end mark after them; empty if there are none."""
         if not self._pieces:
             return b""
         return b"".join(self._pieces) + _END[: container_bytes - self.end]
 
     def wrote(self) -> None:
-        """Take note that it is written."""
+        """Note that the pending bytes are written."""
         self._pieces.clear()
         self.written = self.end

@@ -1,7 +1,7 @@
-"""Containers as numbers: which are given back, which go, and how much room the others have.
+"""Containers as numbers: which are freed, which are removed, and how much room the others have.
 
-Owns these decisions; the files are `files.containers`'s. The hard idea: the last container that can be had is kept
-for those who make room, so a full disk stops publishers and lets consumers drain.
+Owns these decisions; `files.containers` owns the files. The hard idea: the last available container is reserved for
+operations that make room, so a full disk stops publishers and lets consumers drain the queues.
 
 Source: docs/format.md, "Groups, order, what a recovery believes"; Design for Hybrid SQL/CLFS-Based Store in Qpid,
 "CLFS Capabilities".
@@ -19,7 +19,7 @@ LEAST_KEPT = 3
 
 
 class Need(enum.Enum):
-    """What room is asked for."""
+    """The purpose for which room is needed."""
 
     PUBLISH = enum.auto()
     """It adds to the store: refused while the last container that can be had is not there to spare."""
@@ -30,7 +30,7 @@ class Need(enum.Enum):
 
 
 def room(container_bytes: int, end: int, ahead: int, checkpoint: int) -> int:
-    """Return how many bytes of records fit: behind `end` of the newest container, and in so many ahead of it.
+    """Return how many bytes of records fit: after `end` of the newest container, and in so many ahead of it.
 
     `checkpoint`: bytes of the record that begins each container.
     """
@@ -44,7 +44,7 @@ def room_of_one(container_bytes: int, checkpoint: int) -> int:
 
 
 def kept_back(need: Need, container_room: int, outcomes: int) -> int:
-    """Return how many bytes have to stay for others. `outcomes`: what the outcomes of all prepared ones take."""
+    """Return how many bytes are reserved for others. `outcomes`: for the outcomes of all prepared transactions."""
     match need:
         case Need.PUBLISH:
             return container_room + outcomes
@@ -60,7 +60,7 @@ def largest_section(container_bytes: int, wanted: int) -> int:
 
 
 def to_be_emptied(full: int, live_bytes: int, container_bytes: int, initial: int) -> bool:
-    """Whether what is left in the oldest container is to be moved: of many that are full not half is needed."""
+    """Whether to move what is left in the oldest container: many are in use, and less than half of that is needed."""
     return full >= max(initial, LEAST_KEPT) and 2 * live_bytes < full * (container_bytes - HEADER_BYTES)
 
 
@@ -70,10 +70,10 @@ def to_give_back(lowest: int, needed: int) -> range:
 
 
 def to_remove(in_use: int, free: Sequence[int], initial: int, given_back: int) -> list[int]:
-    """Return the free containers that go: while there are more than at the start, and half of them are unused.
+    """Return the free containers to remove: as long as there are more than at the start, and half of them are unused.
 
     Three stay in any case: one that is written, one ahead of it, and one to be emptied. So does the one that was
-    given back last: it shows that those below the oldest in use are not missing.
+    freed last: it shows that those below the oldest in use are not missing.
     """
     gone: list[int] = []
     left, rest = len(free), sorted(number for number in free if number != given_back)

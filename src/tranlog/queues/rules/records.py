@@ -1,8 +1,8 @@
-"""The bytes of the message store: container headers, records, their bodies, and what a place can turn out to hold.
+"""The bytes of the message store: container headers, records, their bodies, and how a place is read.
 
-Owns encoding and parsing, and the limits. The hard idea: a container is used again and again, so what stands behind
-the end of its records is not zeros but the records of an earlier use. A record counts only where its own LSN is the
-place at which it stands and its epoch is not below the one before it.
+Owns encoding and parsing, and the limits. The hard idea: a container is used again and again, so the bytes after the
+end of its records are not zeros but the records of an earlier use. A record counts only if its own LSN is its place
+and its epoch is not below the one before it.
 
 Source: docs/format.md, "The message store".
 """
@@ -171,14 +171,14 @@ class QueueRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A place without a record. `bad`: nothing that this store writes there; else an end."""
+    """A place without a record. `bad`: this store does not write such bytes there; otherwise it is an end."""
 
     why: str
     bad: bool
 
 
 class ContainerHeader(NamedTuple):
-    """What a container says of itself. Units: `begun_at` in ms since 1970."""
+    """The header of a container. Units: `begun_at` in ms since 1970."""
 
     container_bytes: int
     store_id: bytes
@@ -189,7 +189,7 @@ class ContainerHeader(NamedTuple):
 
 
 class NamedPosition(NamedTuple):
-    """Up to where a producer's work is in the store: a number, and an epoch and a part of it where it needs them."""
+    """Up to where a producer's work is in the store: a number, and an epoch and a part if it needs them."""
 
     number: int
     epoch: int = 0
@@ -197,7 +197,7 @@ class NamedPosition(NamedTuple):
 
 
 class ProducerStep(NamedTuple):
-    """A publish that counts once: whose it is, and where its producer stands with it."""
+    """A publish that counts once: its producer, and the producer's position with it."""
 
     name: bytes
     position: NamedPosition
@@ -216,7 +216,7 @@ def container_name(number: int) -> str:
 
 
 def free_name(number: int) -> str:
-    """Return the name of a container that is to be used again."""
+    """Return the name of a free container."""
     return f"{FREE_PREFIX}{number:010d}"
 
 
@@ -239,7 +239,7 @@ def encode_header(header: ContainerHeader) -> bytes:
 
 
 def parse_header(raw: bytes) -> ContainerHeader | str:
-    """Read a container's first bytes; return what is wrong with them otherwise."""
+    """Read a container's first bytes; return the reason if they are no header."""
     if len(raw) < _CONTAINER.size + _CRC.size:
         return "its header is cut short"
     magic, major, minor, *fields = _CONTAINER.unpack_from(raw)
@@ -251,7 +251,7 @@ def parse_header(raw: bytes) -> ContainerHeader | str:
         return f"its format version is {major}.{minor}, and this release knows {CONTAINER_MAJOR}.{CONTAINER_MINOR}"
     behind = raw[_CONTAINER.size + _CRC.size :]
     if behind != bytes(len(behind)):
-        return "what stands behind the fields of its header is not zeros"
+        return "the bytes after the fields of its header are not zeros"
     return ContainerHeader(*fields)
 
 
@@ -284,7 +284,7 @@ def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int =
     if place != number << 32 | start + offset:
         return Stopped(f"a record of {lsn_text(Lsn(place))}, which is another use of the container", bad=False)
     if its_epoch < epoch:
-        return Stopped(f"a record of epoch {its_epoch}, behind one of epoch {epoch}", bad=False)
+        return Stopped(f"a record of epoch {its_epoch} after one of epoch {epoch}", bad=False)
     body = raw[offset + HEAD.size : end]
     return QueueRecord(record_type, flags, its_epoch, Lsn(place), Lsn(undo_prev), body)
 
@@ -326,9 +326,9 @@ def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: in
 
 
 def find_proofs(raw: bytes, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:
-    """Find Sync and Checkpoint records of this use at or behind an offset; return place and durable_lsn of each.
+    """Find Sync and Checkpoint records of this use at or after an offset; return place and durable_lsn of each.
 
-    They are looked for at every byte, since where records begin is not known behind a bad one.
+    Searches at every byte, since it is not known where records begin after a bad one.
     """
     own = _CRC.pack(number)  # the high half of the LSN, which is the record's own place
     view, stop = memoryview(raw), end_before_zeros(raw)  # finding that there is nothing among zeros takes long
@@ -363,7 +363,7 @@ def encode_checkpoint(durable: Lsn, written_at: int, counter: int, positions: di
 
 
 def parse_positions(body: memoryview, record_type: int) -> dict[bytes, NamedPosition]:
-    """Read the body of a Position, or the positions of a Checkpoint. Raises ValueError where it contradicts itself."""
+    """Read the body of a Position, or the positions of a Checkpoint. Raises ValueError if it contradicts itself."""
     at, count = 0, 1
     if record_type == CHECKPOINT:
         at = PROOF_BODY.size + _COUNT.size
@@ -379,7 +379,7 @@ def parse_positions(body: memoryview, record_type: int) -> dict[bytes, NamedPosi
             raise ValueError("its positions pass its end")
         found[bytes(body[begin:end])] = NamedPosition(*_POSITION_TAIL.unpack_from(body, end))
     if at != len(body):
-        raise ValueError("bytes stand behind its positions")
+        raise ValueError("there are bytes after its positions")
     return found
 
 
@@ -387,7 +387,7 @@ _LSN_FIELDS: Final = frozenset(("durable_lsn", "transaction", "end"))
 
 
 def record_fields(record: QueueRecord) -> dict[str, object]:
-    """Return what a record says, by name; of its first field without a fixed size the number of bytes from there on."""
+    """Return a record's fields by name; for the first field without a fixed size the number of bytes from there on."""
     name, fields = BODIES[record.record_type]
     told: dict[str, object] = {
         "lsn": lsn_text(record.lsn),
@@ -408,7 +408,7 @@ def record_fields(record: QueueRecord) -> dict[str, object]:
 
 
 def record_text(record: QueueRecord) -> str:
-    """Return one line for people: place, epoch, name, group, object, and what the body says."""
+    """Return one line for people: place, epoch, name, group, object, and the body's fields."""
     fields = record_fields(record)
     place, epoch, group, name, of = (fields.pop(one) for one in ("lsn", "epoch", "group", "record", "of"))
     told = [f"{place} epoch {epoch}", group, name, of and f"of {of}", *(f"{one}={fields[one]}" for one in fields)]

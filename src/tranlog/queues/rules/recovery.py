@@ -1,8 +1,8 @@
-"""What the containers of a store add up to: where the log ends, what was cut off, and when to refuse.
+"""Recovery of a store from its containers: where the log ends, what is cut off, and when to refuse.
 
-Owns the walk over records and groups, and the judgement between a torn tail and damage. Reading the files and
-carrying out the verdict is `files.recovering`'s. The hard idea: an end is only believed where nothing that a sync
-proved stands behind it.
+Owns the walk over records and groups, and the distinction between a torn tail and damage. `files.recovering` reads the
+files and carries out the verdict. The hard idea: an end is accepted only if no record that a sync proved comes after
+it.
 
 Source: docs/format.md, "Groups, order, what a recovery believes"; Design for Hybrid SQL/CLFS-Based Store in Qpid,
 "Recovery".
@@ -44,22 +44,22 @@ class StoreDamage:
 
 
 def check_row(numbers: Sequence[int]) -> StoreDamage | None:
-    """Judge the row of containers in use, rising."""
+    """Check that the containers in use, given in rising order, follow each other."""
     for before, after in pairwise(numbers):
         if after != before + 1:
-            return StoreDamage(number=before + 1, offset=0, why="it is missing, and there are containers behind it")
+            return StoreDamage(number=before + 1, offset=0, why="it is missing, and there are containers after it")
     return None
 
 
 def check_begin(headers: Sequence[records.ContainerHeader]) -> bool:
-    """Whether the oldest container in use is that of the moment when the newest one was begun."""
+    """Whether the oldest container in use is still the one from when the newest one was begun."""
     return headers[0].number <= lsn_segment(headers[-1].base_lsn)
 
 
 def shows_given_back(oldest: records.ContainerHeader, number: int, free: records.ContainerHeader) -> bool:
-    """Whether the header of a free container, `number`, shows that those below the oldest in use were given back.
+    """Whether the header of the free container `number` shows that those below the oldest in use were freed.
 
-    They go in their order, so the last of them does, under its own number; or one that was being taken again.
+    Containers are freed in order, so the last one shows it, under its own number or while it is taken into use again.
     """
     last = number == free.number == oldest.number - 1
     return free.store_id == oldest.store_id and (last or lsn_segment(free.base_lsn) >= oldest.number)
@@ -67,11 +67,11 @@ def shows_given_back(oldest: records.ContainerHeader, number: int, free: records
 
 @dataclass(slots=True)
 class LogScan:
-    """A walk over the containers, from the lowest, and what came of it.
+    """A walk over the containers, from the lowest, and its result.
 
     `epoch` and `counter` are the last ones that a record named; `proven` is the highest durable_lsn. `end_number` and
-    `end_offset` are the place behind the last record that counts, `stop` what stands there. `ends` says where each
-    container that was left by a Next ends.
+    `end_offset` are the place after the last record that counts, `stop` what stands there. `ends` has the end of each
+    container that ends with a Next.
     """
 
     state: QueueState
@@ -89,14 +89,14 @@ class LogScan:
     # Empty, not None, at first: the first records may be the rest of a group that began below the base, and was whole.
 
     def look_over(self, number: int, raw: bytes, *, walking: bool) -> bool:
-        """Walk over a container, or look at what is behind the end; return whether the next one is walked over."""
+        """Walk over a container, or look at what comes after the end; return whether to walk over the next one."""
         walked = walking and self.walk(number, raw)
         if not walked:
             self.behind(number, raw, self.end_offset if walking else HEADER_BYTES)
         return walked
 
     def walk(self, number: int, raw: bytes) -> bool:
-        """Walk over a container, all of whose bytes are `raw`; return whether the next one is to be walked over."""
+        """Walk over a container, whose bytes are `raw`; return whether to walk over the next one."""
         runs = RunWalk(self.state, raw, number)
         more = self._walk(number, memoryview(raw), runs)
         runs.settle()
@@ -127,7 +127,7 @@ class LogScan:
                 return True
 
     def _take_run(self, runs: RunWalk, offset: int) -> int:
-        """Take the groups of which most of a log is; return the offset behind them, 0 where none stands there."""
+        """Take the most common groups of a log; return the offset after them, 0 if there are none here."""
         end, self.epoch = runs.take(offset, self.epoch)
         if end == offset:
             return 0
@@ -166,7 +166,7 @@ class LogScan:
             case _:
                 proven, _, counter = records.PROOF_BODY.unpack_from(record.body)
                 if proven > record.lsn:
-                    raise Contradiction("a record that proves what stands behind it")
+                    raise Contradiction("a record that proves the records after it")
                 self.proven = max(self.proven, Lsn(proven))
                 if record.record_type == CHECKPOINT:
                     self.state.positions = positions_of(record)
@@ -175,7 +175,7 @@ class LogScan:
         self.counter = counter
 
     def behind(self, number: int, raw: bytes, offset: int) -> None:
-        """Look at what stands at and behind a place that no record of the log reaches."""
+        """Look at the bytes at and after a place that no record of the log reaches."""
         if self.damage is not None:
             return
         end = lsn(self.end_number, self.end_offset)
@@ -191,7 +191,7 @@ class LogScan:
                 return
 
     def finish(self, newest: int) -> None:
-        """Judge the end, when every container was walked over or looked at. `newest`: the highest number there is."""
+        """Judge the end, after the walk over all containers. `newest`: the highest number."""
         if self.damage is not None:
             return
         if self.stop is None:  # the last one that was read ends in a Next
@@ -210,7 +210,7 @@ class OtherCopy:
 
 
 def judge_catalogue(scan: LogScan, *, counter: int, epoch: int) -> OtherCopy | None:
-    """Hold the catalogue's counter and epoch against what the log says."""
+    """Compare the catalogue's counter and epoch with those of the log."""
     if counter < scan.counter:
         return OtherCopy(
             older="catalogue",
@@ -227,5 +227,5 @@ def judge_catalogue(scan: LogScan, *, counter: int, epoch: int) -> OtherCopy | N
 
 
 def next_epoch(scan: LogScan, headers: Sequence[records.ContainerHeader], catalogue: int) -> int:
-    """Return the epoch of an opening: above every one that anything names."""
+    """Return the epoch of an opening: above every epoch that log or catalogue names."""
     return max(scan.epoch, catalogue, *(header.epoch for header in headers)) + 1

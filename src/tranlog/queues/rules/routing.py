@@ -1,7 +1,7 @@
 """Routing: from an exchange, a key and headers to the queues that a message goes to.
 
-Owns the types of exchanges, and how bindings of each are looked up. The hard idea: of many topic bindings few concern a
-key, so they stand in a tree by their words, and a look-up follows the key's.
+Owns the types of exchanges, and how bindings of each are looked up. The hard idea: few of many topic bindings concern
+one key. So they stand in a tree by their words, and a look-up follows the words of the key.
 
 Source: AMQP 0-9-1, "Exchange Types".
 """
@@ -22,7 +22,7 @@ Headers = Mapping[str, object]
 
 
 class RoutedExchange(Protocol):
-    """What routing needs of an exchange."""
+    """The properties of an exchange that routing needs."""
 
     @property
     def id(self) -> int: ...
@@ -35,7 +35,7 @@ class RoutedExchange(Protocol):
 
 
 class RoutedBinding(Protocol):
-    """What routing needs of a binding: one of the two ids that it leads to is None."""
+    """The properties of a binding that routing needs: one of the two destination ids is None."""
 
     @property
     def exchange_id(self) -> int: ...
@@ -88,7 +88,7 @@ class _Topics:
 
 
 def headers_match(wanted: Headers, headers: Headers) -> bool:
-    """Whether a message's headers are what a binding's arguments ask for. A value of None asks for the name alone."""
+    """Whether a message's headers match a binding's arguments. A value of None matches any value of that header."""
     every, with_x = _MATCHES[str(wanted.get("x-match", "all"))]
     named = [
         name in headers and (value is None or headers[name] == value)
@@ -99,12 +99,12 @@ def headers_match(wanted: Headers, headers: Headers) -> bool:
 
 
 def check_exchange(kind: str) -> str | None:
-    """Return what is wrong with an exchange's type; None for nothing."""
+    """Return what is wrong with an exchange's type; None if it is valid."""
     return None if kind in EXCHANGE_TYPES else f"its type {kind!r} is none of {', '.join(EXCHANGE_TYPES)}"
 
 
 def check_arguments(kind: str, arguments: Headers) -> str | None:
-    """Return what is wrong with a binding's arguments; None for nothing."""
+    """Return what is wrong with a binding's arguments; None if they are valid."""
     match = arguments.get("x-match", "all")
     if kind == HEADERS and match not in _MATCHES:
         return f"its x-match {match!r} is none of {', '.join(_MATCHES)}"
@@ -141,7 +141,7 @@ class Router:
                     self._headers.setdefault(one.exchange_id, []).append((read(one.arguments), one))
 
     def route(self, exchange: str, key: str, headers: Headers) -> list[int]:
-        """Return the ids of the queues, rising, each once. Raises KeyError for an exchange that is not there."""
+        """Return the ids of the queues, rising, each once. Raises KeyError for an unknown exchange."""
         if exchange == DEFAULT_EXCHANGE:
             return [self._queues[key]] if key in self._queues else []
         found: set[int] = set()

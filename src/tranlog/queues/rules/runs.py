@@ -1,9 +1,9 @@
-"""Runs of the groups of which most of a log is: a message put on a queue, moved forward, taken off for good.
+"""Runs of the most common groups of a log: a message put on a queue, moved, or removed for good.
 
-Owns the walk over their bytes. What they mean is `records`' and `state`'s, whose tables this follows. The hard idea:
-of millions of records each is held against its place, its epoch and its object, each group against its checksums, and
-no object is made but of a message that still waits at the end of its container; whatever is not plainly one of these
-groups is left to `parse`.
+Owns the walk over their bytes. Their meaning is defined by `records` and `state`, whose tables this follows. The hard
+idea: each of millions of records is checked against its place, its epoch and its object, and each group against its
+checksums, but an object is created only for a message that still waits at the end of its container. Everything else
+is left to `parse`.
 
 Source: docs/format.md, "Bodies".
 """
@@ -72,9 +72,9 @@ assert _START_BYTES + _ENQUEUE_BYTES > 1 << _SLOT_BITS
 
 
 def _carried(size: int) -> bytes:
-    """Return the table by which `_carry` leads the checksum of a record over itself and `size` bytes behind it.
+    """Return the table by which `_carry` leads the checksum of a record over itself and `size` bytes after it.
 
-    A CRC is linear but for a constant. So the CRC of two records, one behind the other, is that of the first one, led
+    A CRC is linear but for a constant. So the CRC of two records, one after the other, is that of the first one, led
     on so, XOR that of the second. Format: for each byte of the checksum, the lowest first, its 256 values, u32.
     """
 
@@ -101,7 +101,7 @@ def _carry(table: bytes, crc: i64) -> i64:
 class RunWalk:
     """Walks over the runs of one container, all of whose bytes are `raw`.
 
-    A message that begins there is a mark in a slot until `settle`, and not in the state: most are taken before.
+    A message that begins there is a mark in a slot until `settle`, and not in the state: most are removed before.
     """
 
     def __init__(self, state: QueueState, raw: bytes, number: int) -> None:
@@ -115,10 +115,10 @@ class RunWalk:
         """The slots, the latter not included, outside of which none has a mark."""
 
     def take(self, offset: int, epoch: int) -> tuple[int, int]:
-        """Have a run of groups count in which each message is one record: published, taken for good, or moved.
+        """Apply a run of groups in which each message is one record: published, removed for good, or moved.
 
-        Return the offset after it, and its epoch. It ends before anything else, which `parse` tells apart. `epoch` is
-        that of the record before.
+        Return the offset after it, and its epoch. It ends before any other group, which `parse` reads. `epoch` is that
+        of the record before.
         """
         number = self._number
         if number >> 30:
@@ -216,7 +216,7 @@ class RunWalk:
         return at, reign
 
     def settle(self) -> None:
-        """Have the state know the messages that began here and were not taken. Before it is asked for one, or ends."""
+        """Add the messages that began here and were not removed to the state. Call it before the state is read."""
         raw, begun, high = self._raw, self._begun, i64(self._number << 32)
         found: list[Message] = []
         slot: i64 = self._from

@@ -1,8 +1,8 @@
-"""What the records of a store add up to: messages, their places on queues, transactions without outcome, positions.
+"""The state that the records of a store make: messages, their places on queues, open transactions, positions.
 
-Owns the effect of each record, the same when it is written and when it is recovered, and the count of what each
-container still holds. The hard idea: what a transaction did to a message is noted at the place itself, so an outcome
-is one record, and a place that a transaction is at is nobody else's.
+Owns the effect of each record, the same when it is written and when it is recovered, and the number of objects that
+each container still holds. The hard idea: what a transaction did to a message is noted at the place itself. So an
+outcome is one record, and no other transaction can use a place while one does.
 
 Source: docs/format.md, "Bodies"; Design for Hybrid SQL/CLFS-Based Store in Qpid, "In-Memory Objects".
 """
@@ -26,10 +26,10 @@ class Contradiction(Exception):
 
 @mypyc_attr(acyclic=True)
 class QueuePlace:
-    """A message on a queue. `enqueuing`, `dequeuing`: the undecided transaction that puts it there, or takes it.
+    """A message on a queue. `enqueuing`, `dequeuing`: the undecided transaction that puts it there, or removes it.
 
-    The garbage collector looks at neither this nor a message where they are compiled: there are millions, and no cycle
-    leads through them.
+    When compiled, this and Message are not tracked by the garbage collector: there are millions, and they are in no
+    cycle.
     """
 
     __slots__ = ("attempts", "dequeuing", "enqueued", "enqueuing", "expires_at", "priority", "queue_id", "visible")
@@ -48,12 +48,12 @@ class QueuePlace:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """What a queue is ordered by."""
+        """The key of the queue's order."""
         return self.visible, self.enqueued
 
     @property
     def needs(self) -> Lsn:
-        """The record that is durable before the message is handed out."""
+        """The record that must be durable before the message is delivered."""
         return self.visible
 
     @property
@@ -66,8 +66,8 @@ class QueuePlace:
 class TransientPlace(QueuePlace):
     """A transient message on a queue, between the records that were put before and after it.
 
-    `visible` and `enqueued` are at or behind the last record before, and below the next one. `number` rises from one
-    transient message to the next. `after`: the Commit that has to be durable first, NO_LSN for none.
+    `visible` and `enqueued` are at or after the last record before it, and below the next one. `number` rises from one
+    transient message to the next. `after`: the Commit that must be durable first, NO_LSN for none.
     """
 
     __slots__ = ("after", "number")
@@ -81,12 +81,12 @@ class TransientPlace(QueuePlace):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """What a queue is ordered by."""
+        """The key of the queue's order."""
         return self.visible, self.enqueued, self.number
 
     @property
     def needs(self) -> Lsn:
-        """The record that is durable before the message is handed out; NO_LSN for none."""
+        """The record that must be durable before the message is delivered; NO_LSN for none."""
         return self.after
 
 
@@ -94,10 +94,10 @@ class TransientPlace(QueuePlace):
 class Message:
     """A message in the log. `id` is the LSN of its Start, `stands` that or the LSN of its last Move.
 
-    A transient message is in memory alone: both are NO_LSN, and `QueueState` does not know it.
+    A transient message is only in memory: both are NO_LSN, and it is not in `QueueState`.
 
-    `got`: bytes of header and content that are there, of `total_length`. `chunks`: where those behind the first
-    section stand. `content`: header and content, as far as they are kept in memory.
+    `got`: how many bytes of header and content are there, of `total_length`. `chunks`: the places of the sections after
+    the first one. `content`: header and content, as far as they are kept in memory.
     """
 
     __slots__ = ("chunks", "content", "got", "header_length", "id", "places", "stands", "stored_at", "total_length")
@@ -166,7 +166,7 @@ class MessageTable:
         return [message for one in self.parts() for message in one.values()]
 
     def parts(self) -> list[dict[int, Message]]:
-        """Return all as they are kept, which nobody changes: a list of millions takes longer than going over them."""
+        """Return the containers' dicts, not to be changed: a list of millions takes longer than a walk."""
         return list(self._by_container.values())
 
     def add(self, message: Message) -> None:
@@ -212,7 +212,7 @@ class QueueTransaction:
 
 
 class QueueState:
-    """Everything that the log says. One thread at a time; the store's lock guards it."""
+    """The state of the whole log. One thread at a time; the store's lock guards it."""
 
     def __init__(self) -> None:
         self.messages = MessageTable()
@@ -231,9 +231,9 @@ class QueueState:
         return next(iter(self.live), otherwise)  # they come in the order of their numbers
 
     def pinning(self, number: int, count: int = 1) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
-        """Return what stands in `count` containers: messages to be moved, others, undecided transactions.
+        """Return the contents of `count` containers: messages that can be moved, others, undecided transactions.
 
-        Those that can be moved are in the order in which they stand.
+        Those that can be moved are in the order of their places.
         """
         numbers = range(number, number + count)
         movable: list[Message] = []
@@ -247,7 +247,7 @@ class QueueState:
         return movable, fixed, [one for one in started if lsn_segment(one.id) in numbers]
 
     def hold(self, number: int, count: int) -> None:
-        """Have a container hold so many more messages and transactions, or fewer."""
+        """Count so many more messages and transactions of a container, or fewer."""
         left = self.live.get(number, 0) + count
         if left:
             self.live[number] = left
@@ -281,7 +281,7 @@ class QueueState:
         return message
 
     def know(self, message: Message) -> None:
-        """Note a message, but not where it stands."""
+        """Note a message, but not its place."""
         self.messages.add(message)
         self.live_bytes += message.total_length
 
@@ -313,7 +313,7 @@ class QueueState:
     def enqueue(
         self, place: Lsn, message_id: Lsn, queue_id: int, transaction: Lsn, expires_at: int, priority: int
     ) -> QueuePlace | None:
-        """Put a message on a queue; None where the message is gone."""
+        """Put a message on a queue; None if the message is gone."""
         message = self.messages.get(message_id)
         if message is None:
             return None
@@ -327,7 +327,7 @@ class QueueState:
         return found
 
     def dequeue(self, message_id: Lsn, queue_id: int, transaction: Lsn) -> None:
-        """Take a message off a queue, or note that a transaction does."""
+        """Remove a message from a queue, or note that a transaction does."""
         message = self.messages.get(message_id)
         place = None if message is None else message.place_on(queue_id)
         if message is None or place is None:
@@ -349,7 +349,7 @@ class QueueState:
             self._let_go(message.stands)
 
     def move(self, place: Lsn, message: Message, size: int) -> None:
-        """Have a message stand at `place`, with its first `size` bytes; its Chunks follow."""
+        """Move a message to `place`, with its first `size` bytes; its Chunks follow."""
         known = self.messages.get(message.id)
         if known is None:
             self.know(message)
@@ -385,7 +385,7 @@ class QueueState:
         return found
 
     def prepare(self, transaction: Lsn) -> None:
-        """Have a transaction wait for its outcome, whatever comes."""
+        """Prepare a transaction: it waits for its outcome, also after a crash."""
         self._transaction(transaction).prepared = True
 
     def _decide(self, transaction: Lsn) -> list[tuple[Message, QueuePlace, bool]]:
@@ -410,7 +410,7 @@ class QueueState:
         return shown
 
     def roll_back(self, transaction: Lsn) -> list[tuple[Message, QueuePlace]]:
-        """Take a transaction back; return what is free again."""
+        """Undo a transaction; return the places that are free again."""
         freed = []
         for message, on, puts in self._decide(transaction):
             if on not in message.places:
@@ -432,14 +432,14 @@ class QueueState:
             self.positions[name] = position
 
     def abort_open(self) -> list[Lsn]:
-        """Roll back what has neither outcome nor Prepare; return their ids."""
+        """Roll back the transactions without outcome and without Prepare; return their ids."""
         found = [one.id for one in self.transactions.values() if not one.prepared]
         for transaction in found:
             self.roll_back(transaction)
         return found
 
     def drop_unknown(self, queues: Collection[int]) -> list[tuple[Message, int]]:
-        """Take messages off queues that are not among these; return each message and queue."""
+        """Remove messages from queues that are not among these; return each message and queue."""
         dropped: list[tuple[Message, int]] = []
         for part in self.messages.parts():
             for message in part.values():
@@ -450,7 +450,7 @@ class QueueState:
         return dropped
 
     def homeless(self) -> list[Message]:
-        """Return the messages that are on no queue, or not complete."""
+        """Return the messages that are on no queue, or incomplete."""
         parts = self.messages.parts()
         return [one for part in parts for one in part.values() if not one.places or one.got != one.total_length]
 
@@ -548,7 +548,7 @@ def positions_of(record: QueueRecord) -> dict[bytes, NamedPosition]:
 
 
 def in_order(messages: MessageTable) -> dict[int, list[Message]]:
-    """Return by queue what waits on it, in its order; nothing that a transaction is at."""
+    """Return the waiting messages of each queue, in order, without those that a transaction uses."""
     rows: dict[int, list[Message]] = {}
     last: dict[int, QueuePlace] = {}
     late: dict[int, list[tuple[tuple[int, ...], Message]]] = {}
