@@ -1,1 +1,1 @@
-"""A log that several nodes hold: who leads, who has what, and what happens to a node that went another way."""
+"""Replication of a log by a group of nodes: elections, acknowledgements, rollback, restore."""

@@ -420,7 +420,7 @@ def test_a_node_is_frozen_and_told_whom_to_follow(tmp_path: Path) -> None:
         for name in (frozen, other):
             with pytest.raises((ConfigError, GroupOrderError), match="cannot follow itself"):
                 group.order(former, "sync-from", name=name, source=name)
-        with pytest.raises(GroupOrderError, match="is PRIMARY, and follows nobody"):
+        with pytest.raises(GroupOrderError, match="is PRIMARY, and follows no node"):
             group.order(other, "sync-from", name=former, source=other)
         with pytest.raises(GroupOrderError, match="is primary"):
             group.order(other, "freeze", name=former, seconds=1.0)

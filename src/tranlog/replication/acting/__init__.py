@@ -1,1 +1,1 @@
-"""What carries out the decisions of replication."""
+"""The parts that carry out the decisions of replication."""

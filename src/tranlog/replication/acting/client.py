@@ -1,8 +1,8 @@
-"""A program's side of a group: transactions committed at whoever is primary, and questions about them.
+"""The client of a group: commits transactions at the primary, and asks about them.
 
-Owns finding the primary through any node, and what an answer is. The hard idea: nothing is repeated here. A commit is
-sent once, to a node that says it is primary; if its connection ends before the answer, the answer is that nobody
-knows, which the program finds out with `find`.
+Owns finding the primary through any node, and the kinds of answers. The hard idea: nothing is repeated here. A commit
+is sent once, to a node that says it is primary. If the connection ends before the answer, the outcome is unknown, and
+the program asks for it with `find`.
 
 Source: tokumx-replication, "Write Concern"; docs/protocol.md, "Write concern".
 """
@@ -60,10 +60,10 @@ class Packing(Protocol):
     """Makes the fragments of one transaction."""
 
     def add(self, changes: Iterable[Change]) -> Iterator[Fragment]:
-        """Take changes, and yield the fragments that are full. Raises ValueError for what is no value of its column."""
+        """Take changes, and yield the full fragments. Raises ValueError for a value that its column cannot hold."""
 
     def finish(self) -> Fragment:
-        """Return the last fragment, which speaks for the whole."""
+        """Return the last fragment, which has the properties of the whole transaction."""
 
 
 Pack = Callable[[str], Packing]
@@ -72,10 +72,10 @@ ResultT = TypeVar("ResultT")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a transaction, as far as is known. Which it is, is its class.
+    """The outcome of a transaction, as far as it is known. The class says which.
 
-    `gtid`: None where none is known. `written_to`: the names of the nodes that have it durable. `primary`: the name of
-    the primary, empty where that is not known.
+    `gtid`: None if unknown. `written_to`: the names of the nodes that have it durable. `primary`: the name of the
+    primary, empty if unknown.
     """
 
     gtid: Gtid | None
@@ -91,7 +91,7 @@ class Satisfied(Answer, frozen=True):
 
 
 class TimedOut(Answer, frozen=True):
-    """It is in the primary's log, and the write concern was not met in time. It is not undone, and may be met yet."""
+    """It is in the primary's log, and the write concern was not met in time. It stays, and may be met later."""
 
     gtid: Gtid
 
@@ -101,9 +101,9 @@ class NotPrimary(Answer, frozen=True):
 
 
 class FailedOver(Answer, frozen=True):
-    """Nobody knows: the reign or the connection ended before the answer came. It may be there or not; `find` says.
+    """The outcome is unknown: the reign or the connection ended before the answer. `find` tells whether it was written.
 
-    Of a commit, `event_id` and `after` are what `find` takes; str() of it is that call.
+    For a commit, `event_id` and `after` are the arguments of `find`; str() of it is that call.
     """
 
     event_id: str = ""
@@ -117,7 +117,7 @@ class FailedOver(Answer, frozen=True):
 
 
 class RolledBack(Answer, frozen=True):
-    """It is not in the group's log; it is in the rollback data of whoever took it."""
+    """It is not in the group's log; it is in the rollback data of the node that took it."""
 
     gtid: Gtid
 
@@ -129,7 +129,7 @@ class Purged(Answer, frozen=True):
 
 
 class EventFound(msgspec.Struct, frozen=True):
-    """The transaction is in the primary's log, under this GTID; whether it is committed there, `ask` says."""
+    """The transaction is in the primary's log, with this GTID; `ask` tells whether it is committed."""
 
     gtid: Gtid
 
@@ -137,8 +137,8 @@ class EventFound(msgspec.Struct, frozen=True):
 class EventNotFound(msgspec.Struct, frozen=True):
     """No transaction that was looked at has the event id; the first one looked at was `first`, None for none at all.
 
-    `certain`: nothing that was asked about was left out, so it is not in the log and will not come. Else what comes
-    before `first` was purged, or, where no `after` was given, lies further back than one walk goes.
+    `certain`: the whole range was searched, so the transaction is not in the log and will not be written. Otherwise the
+    transactions before `first` were purged, or, without `after`, lie further back than one search goes.
     """
 
     first: Gtid | None
@@ -166,7 +166,7 @@ def _answer(told: CommitAnswer) -> Answer:
 
 
 def not_known(told: NotKnown) -> str:
-    """Return what to say of a packet that a node does not know."""
+    """Return the message for a packet that a node does not know."""
     return f"the node does not know packets of kind {told.kind}: update it"
 
 
@@ -223,7 +223,7 @@ class Connection(Greeting):
         return self.wire is not None and not self.wire.gone.is_set()
 
     def expect(self, number: int) -> asyncio.Future[Packet | None]:
-        """Return the answer of that number, once it comes; None where the connection ends before."""
+        """Wait for the answer with that number and return it; None if the connection ends before."""
         assert self.wire is not None
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         if self.wire.gone.is_set():
@@ -231,7 +231,7 @@ class Connection(Greeting):
         return waiting
 
     async def ask(self, number: int, *packets: Packet) -> Packet | None:
-        """Send packets, and return the answer of that number; None where the connection ended before it came."""
+        """Send packets, and return the answer with that number; None if the connection ends before it."""
         assert self.wire is not None
         waiting = self.expect(number)
         if not self.wire.send(*packets):
@@ -244,7 +244,7 @@ class Connection(Greeting):
                 self.retire()
 
     def retire(self) -> None:
-        """End it as soon as nobody waits for an answer any more."""
+        """Close the connection once no task waits for an answer any more."""
         self._retired = True
         if self.wire is not None and not self._waiting:
             self.wire.cut()
@@ -256,7 +256,7 @@ class Connection(Greeting):
             await self.wire.gone.wait()
 
     async def who(self) -> Primary | None:
-        """Ask who is primary; None where the connection ended before the answer."""
+        """Ask which node is primary; None if the connection ends before the answer."""
         told = await self.ask(0, Who(number=0))
         if not isinstance(told, Primary):
             return None
@@ -277,8 +277,8 @@ async def reach(
 ) -> Connection:
     """Connect to the node at an address as a client. Raises OSError, HandshakeError, ConfigError.
 
-    `last`: the last transaction that a reader has, which the node's log must go on from; None: nothing is held against
-    its log. `from_event`: its event id instead, whose transaction the welcome names. `news`: as `Connection`.
+    `last`: the last transaction that a reader has, which the node checks against its log; None: no check.
+    `from_event`: the event id of that transaction instead; the welcome names its GTID. `news`: as in `Connection`.
     """
     connection = Connection(news)
     wire, hello = await greet(address, connection, tls)
@@ -344,10 +344,11 @@ class AsyncGroup:
         wtimeout: float | None = None,
         event_id: str | None = None,
     ) -> Answer:
-        """Commit a transaction at the primary; return what became of it. Where that is FailedOver, `find` is next.
+        """Commit a transaction at the primary; return its outcome. After FailedOver, call `find`.
 
-        `w`: 0, a number of durable copies, "majority", or the name of a tag rule; `wtimeout`, seconds, 0 for ever; None
-        for either: as the group has it. Raises NoPrimaryError, CommitRefusedError, ValueError: nothing was written.
+        `w`: 0, a number of durable copies, "majority", or the name of a tag rule. `wtimeout`: seconds, 0 for no limit.
+        None for either means the group's default. Raises NoPrimaryError, CommitRefusedError, ValueError; nothing was
+        written then.
         """
         packing = self._pack(secrets.token_hex(16) if event_id is None else event_id)
         fragments = [*packing.add(changes), packing.finish()]
@@ -362,7 +363,7 @@ class AsyncGroup:
         return answer
 
     async def begin(self, *, event_id: str | None = None) -> AsyncRemoteTransaction:
-        """Begin a transaction that takes its changes one after the other: the primary spills a large one to its disk.
+        """Begin a transaction to which changes are added one by one; the primary spills a large one to its disk.
 
         Raises NoPrimaryError, ValueError.
         """
@@ -386,10 +387,10 @@ class AsyncGroup:
     ) -> EventFound | EventNotFound:
         """Look for a transaction by its event id in the primary's log, once a majority has confirmed that primary.
 
-        `after`: the last GTID that was known before the transaction was sent; all that follows it is looked at. None:
-        the newest 50,000 transactions. Of several with the event id, the first. That it is not there says nothing
-        of what another process of this program may still be sending. Raises NoPrimaryError where no primary can say it
-        within `timeout` seconds, CommitRefusedError where its log cannot be read.
+        `after`: the last GTID that was known before the transaction was sent; everything after it is searched. None:
+        the newest 50,000 transactions. Returns the first of several with the event id. If it is not found, another
+        process of this program may still be sending it. Raises NoPrimaryError if no primary answers within `timeout`
+        seconds, CommitRefusedError if its log cannot be read.
         """
         loop = asyncio.get_running_loop()
         until, first, certain, waits = loop.time() + timeout, None, True, pauses()
@@ -419,11 +420,11 @@ class AsyncGroup:
     async def wait(
         self, *, at_least: Gtid | None = None, within_ms: int | None = None, latest: bool = False, timeout: float = 10.0
     ) -> bool:
-        """Wait for one thing to be so at the primary; False where it is not in time.
+        """Wait for one condition at the primary; return False if it is not met in time.
 
-        `at_least`: everything up to it is committed. `within_ms`: all that the group had committed so long ago is.
-        `latest`: all that was committed anywhere before this call is, as a majority has confirmed. Raises
-        NoPrimaryError, ValueError where not exactly one is wished.
+        `at_least`: everything up to this GTID is committed. `within_ms`: so is everything that the group had committed
+        so long ago. `latest`: so is everything that was committed before this call, as a majority has confirmed.
+        Raises NoPrimaryError; ValueError unless exactly one condition is given.
         """
         if [at_least is not None, within_ms is not None, latest].count(True) != 1:
             raise ValueError("wait takes one of at_least, within_ms and latest")
@@ -446,7 +447,7 @@ class AsyncGroup:
         return self.answered(connection, await connection.ask(number, *packets))
 
     def answered(self, connection: Connection, told: Packet | None) -> Answer:
-        """Return an answer as a program has it, and learn from it. Raises CommitRefusedError."""
+        """Return an answer in the form for programs; note the GTID and the primary in it. Raises CommitRefusedError."""
         if isinstance(told, NotKnown):
             raise CommitRefusedError(why=not_known(told))
         if not isinstance(told, CommitAnswer):
@@ -458,7 +459,7 @@ class AsyncGroup:
 
     @property
     def seen(self) -> Gtid:
-        """The greatest GTID that the primary has told; `NO_GTID` before it told one."""
+        """The greatest GTID in the primary's answers so far; `NO_GTID` before the first."""
         return self._seen
 
     def _forget(self) -> None:
@@ -545,8 +546,8 @@ class AsyncGroup:
 class AsyncRemoteTransaction:
     """A transaction that is open at the primary; from `AsyncGroup.begin`. It has a connection of its own.
 
-    Nothing of it is visible before `commit`. The end of an `async with` block without a commit gives it up, and so does
-    the end of its connection. Memory, here and at the primary: a few MiB. One task at a time.
+    Nothing of it is visible before `commit`. Leaving an `async with` block without a commit aborts it, and so does the
+    end of its connection. Memory, here and at the primary: a few MiB. One task at a time.
     """
 
     def __init__(self, group: AsyncGroup, connection: Connection, packing: Packing, event_id: str, epoch: int) -> None:
@@ -562,8 +563,8 @@ class AsyncRemoteTransaction:
     async def add(self, changes: Iterable[Change]) -> None:
         """Add changes, in order.
 
-        Raises ValueError; NotPrimaryError where the reign is over, NoPrimaryError where the connection ended,
-        CommitRefusedError: it is given up then, and nothing was written.
+        Raises ValueError; NotPrimaryError if the reign is over, NoPrimaryError if the connection ended, or
+        CommitRefusedError: then it is aborted, and nothing was written.
         """
         for fragment in self.packing.add(changes):
             await self.send(fragment)
@@ -608,7 +609,7 @@ class AsyncRemoteTransaction:
         return NoPrimaryError(group=self._group.url, why=why)
 
     async def abort(self) -> None:
-        """Give it up; what is over stays as it is."""
+        """Abort it; does nothing if it has ended."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -631,17 +632,17 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Return what comes of work in the loop."""
+        """Run work in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do the last work, and end the thread; a second time is harmless."""
+        """Run the last work, and end the thread. Ending twice is harmless."""
         if not self._loop.is_closed():
             self.run(last())
             self.close()
 
     def close(self) -> None:
-        """End the thread; a second time is harmless."""
+        """End the thread. Closing twice is harmless."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -701,7 +702,7 @@ class RemoteGroup(Closing):
         return self._run(self._group.primary())
 
     def close(self) -> None:
-        """End the connection. A second time is harmless."""
+        """End the connection. Closing twice is harmless."""
         self._loop.end(self._group.close)
 
 
@@ -723,5 +724,5 @@ class RemoteTransaction(Closing):
         return self._loop.run(self._transaction.commit(w=w, wtimeout=wtimeout))
 
     def close(self) -> None:
-        """Give it up; what is over stays as it is."""
+        """Abort it; does nothing if it has ended."""
         self._loop.run(self._transaction.abort())

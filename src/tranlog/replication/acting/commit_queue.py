@@ -1,8 +1,8 @@
-"""The commits that a node was handed and has not written yet.
+"""The commits that a node has received and not written yet.
 
-Owns how long they wait: where the nearest voter lags by too much, until it has caught up, or to the end of the time
-that the client gave, and then nothing was written; one that has spilled, until followers have its chunks, and others go
-past it.
+Owns how long they wait. If the nearest voter lags too far behind, they wait until it has caught up, or until the
+client's timeout, after which nothing was written. One that has spilled waits until followers have its chunks; others
+pass it.
 
 Source: docs/protocol.md, "Flow control".
 """
@@ -29,7 +29,7 @@ _TOLD_MS = 60_000
 
 
 class CommitQueue:
-    """In a turn of its node's."""
+    """The queue of one node. Used in a turn of the node."""
 
     def __init__(self, flow: FlowControl) -> None:
         self.flow = flow
@@ -43,7 +43,7 @@ class CommitQueue:
         return bool(self._waiting or self._spilled)
 
     def put(self, one: CommitWanted, now: int) -> None:
-        """Add one. Units: ms of the monotonic clock."""
+        """Add a commit. Units: ms of the monotonic clock."""
         if one.oid:
             self._spilled.append(one)
         else:
@@ -51,13 +51,13 @@ class CommitQueue:
 
     @property
     def has_large(self) -> bool:
-        """Whether one that takes a while is the next, or has spilled."""
+        """Whether the next commit is a large one, or one has spilled."""
         return bool(self._spilled) or (bool(self._waiting) and self._waiting[0][1].large)
 
     def take(self, core: Core, *, large: bool = True) -> list[CommitWanted]:
-        """Remove and return what may be written now, or refused by a node that is not primary; at most a lot.
+        """Remove and return commits to write now, or to refuse if this node is not primary; a bounded number.
 
-        Not `large`: no large one, and none behind it that has not spilled.
+        Without `large`: no large commit, and after one only those that have spilled.
         """
         holds = core.accepts_writes and self.flow.holds(core.config, core.node, core.mind)
         self.waits_for = self.flow.nearest if holds and self._waiting else NO_NODE
@@ -76,12 +76,12 @@ class CommitQueue:
         return []
 
     def lags(self, core: Core) -> tuple[str, int]:
-        """Return the name of the nearest voter, empty where there is none, and how many bytes it lacked at last."""
+        """Return the name of the nearest voter, empty if there is none, and how many bytes it lacked last."""
         member = core.config.member(self.flow.nearest)
         return "" if member is None else member.name, self.flow.lag
 
     def late(self, core: Core) -> list[CommitWanted]:
-        """Remove and return those whose time is over."""
+        """Remove and return the commits that have timed out."""
         default, now, still = core.config.wtimeout_ms, core.mind.now, deque[tuple[int, "CommitWanted"]]()
         over = []
         for since, one in self._waiting:

@@ -1,8 +1,8 @@
-"""Which bytes of a node's log whoever is no member may have: those of transactions that the group has committed.
+"""The bytes of a node's log that readers outside the group may have: those of committed transactions.
 
-Owns where these end in each file. The hard idea: transactions stand in the log one after the other, so the end of the
-last committed one is an end of the bytes, too; but chunks of several large ones stand mixed in a spill segment, so
-each chunk is looked at: its transaction is committed where a committed record refers to it.
+Owns where these end in each file. The hard idea: transactions stand in the log one after the other, so the bytes end
+with the last committed one. But the chunks of several large transactions are mixed in a spill segment, so each chunk
+is checked: its transaction is committed if a committed record refers to it.
 
 Source: docs/protocol.md, "Readers".
 """
@@ -27,7 +27,7 @@ from tranlog.log.writing.member import MemberLog
 
 
 class CommittedBytes:
-    """What is committed of the files of one log, as it grows. Threads: any."""
+    """The committed part of the files of one log, as it grows. Threads: any."""
 
     def __init__(self, log: MemberLog) -> None:
         self.log = log
@@ -38,7 +38,7 @@ class CommittedBytes:
     def end_of(self, name: str, file: DiskFile) -> int | None:
         """Return where the committed part of a segment ends; None for a file that may be read whole.
 
-        What stands there beside transactions belongs to what comes before it. Raises LogError, OSError.
+        Other records belong to the transaction before them. Raises LogError, OSError.
         """
         number = segment_number(name)
         end = Lsn(0) if number is None else self._committed_end()

@@ -1,10 +1,10 @@
-"""What decides and writes in a node: packets, ticks and commits in, what is to be said out.
+"""The part of a node that decides and writes: packets, ticks and commits in, packets and answers out.
 
-Owns the core, the log and the node's file, and that an event's effects are carried out before the next event is looked
-at. One thread at a time is at it (`turn`): the event loop for what its sockets brought, and a thread of the node's own
-for ticks, orders and whatever waits for the disk. The hard idea: a sync is not waited for. Another thread makes it, and
-says so as an event; the next one begins once that was looked at, with all that came until then. So one sync serves all
-who committed, or were sent, meanwhile, and runs beside the replicas' own.
+Owns the core, the log and the node's file, and that an event's effects are carried out before the next event is
+handled. One thread at a time works here (`turn`): the event loop for packets from its sockets, and the node's own
+thread for ticks, orders and everything that waits for the disk. The hard idea: nothing here waits for a sync. Another
+thread syncs and posts an event when it is done; after that event the next sync begins, for everything that came until
+then. So one sync serves many commits and records, and runs at the same time as the replicas' syncs.
 
 Source: docs/protocol.md, "The order of things", "Numbers".
 """
@@ -71,18 +71,18 @@ ResultT = TypeVar("ResultT")
 
 
 class Asker(Protocol):
-    """Who asked something. Called in the event loop."""
+    """The sender of a question. Called in the event loop."""
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended, and wants no answer any more. Threads: any."""
+        """Whether the sender has ended and needs no answer any more. Threads: any."""
 
     def __call__(self, outcome: Outcome, text: str) -> None:
         """Take the answer; `text`: why it was refused."""
 
 
 class Came(msgspec.Struct, frozen=True):
-    """A packet of another node, and what is called when it was dealt with."""
+    """A packet of another node, and the function to call after it was handled."""
 
     sender: NodeId
     packet: Packet
@@ -92,9 +92,9 @@ class Came(msgspec.Struct, frozen=True):
 class CommitWanted(msgspec.Struct, frozen=True):
     """A transaction to commit: `write` puts it into the log, not synced, and need not show it.
 
-    `answer` is called in the event loop, and before it `taken`, when it is in the log or refused; `w` None and
-    `wtimeout_ms` None: as the group has it. `epoch`: of the only reign that takes it; 0: any. `oid`: of what it has
-    spilled, empty where that is nothing. `large`: writing it takes a while.
+    `taken` is called in the event loop once it is in the log or refused, and after it `answer`. `w` and `wtimeout_ms`
+    None: the group's default. `epoch`: the only reign that may take it; 0: any. `oid`: of its spilled chunks, empty if
+    nothing was spilled. `large`: writing it takes a while.
     """
 
     write: Callable[[MemberLog], Gtid]
@@ -113,9 +113,9 @@ def is_small(fragments: Sequence[Fragment]) -> bool:
 
 
 def put_whole(log: MemberLog, fragments: Sequence[Fragment]) -> Gtid:
-    """Append a whole transaction, a small one without showing it; what was not shown before is, before a large one.
+    """Append a whole transaction. A small one is not shown yet; before a large one, all earlier ones are shown.
 
-    So the full disk of a large one refuses that alone. Raises as `Log.transact`.
+    So if the disk is too full for a large one, only that one is refused. Raises as `Log.transact`.
     """
     if is_small(fragments):
         return log.append(fragments[0])
@@ -137,7 +137,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class NodeStanding(msgspec.Struct, frozen=True):
-    """Where a node stands, as its event loop knows it."""
+    """The state of a node, as its event loop knows it."""
 
     state: int
     epoch: int
@@ -151,22 +151,22 @@ class NodeStanding(msgspec.Struct, frozen=True):
 
 
 class Hearer(Protocol):
-    """Who takes what the core has to say. All but `failed` are called in the event loop."""
+    """The receiver of the core's output. All methods but `failed` are called in the event loop."""
 
     standing: NodeStanding
     """Where it stands: set in any thread, before anything is said of it."""
 
     def stands(self) -> None:
-        """Its state, its primary or its configuration is another one than before."""
+        """The node's state, primary or configuration has changed."""
 
     def send(self, to: NodeId, packet: Packet) -> None:
         """Send a packet."""
 
     def restore(self, wanted: Restore) -> None:
-        """It needs a whole log of another node, or shall have one."""
+        """The node needs the whole log of another node, or an operator ordered it."""
 
     def failed(self, exc: BaseException) -> None:
-        """It has ended with an error. In any thread."""
+        """The thread has ended with an error. Called in any thread."""
 
 
 class CoreThread:
@@ -214,24 +214,24 @@ class CoreThread:
         self._syncing.start()
 
     def stop(self) -> None:
-        """End after what was posted, and close the log. Raises as `NodeLog.close`."""
+        """End after the posted events, and close the log. Raises as `NodeLog.close`."""
         self.post(self._end)
         self._thread.join()
         self._syncing.stop()
         self.log.close()
 
     def post(self, event: Came | CommitWanted | Awaited | Callable[[], None]) -> None:
-        """Have an event looked at, in its turn."""
+        """Post an event, to be handled in a turn."""
         self._turn.post(event)
 
     def deadline(self, timeout_ms: int) -> int | None:
-        """Return when so many ms from now are over, for `Awaited`; None for 0. Threads: any."""
+        """Return the deadline so many ms from now, for `Awaited`; None for 0. Threads: any."""
         return self._now() + timeout_ms if timeout_ms else None
 
     def call(self, ask: Callable[[Core], ResultT]) -> Future[ResultT]:
-        """Ask, or tell, the core something; what that leads to is heard in the loop before the answer comes.
+        """Call the core; its effects are carried out, and the loop is told of them, before the answer.
 
-        In the node's own thread. The answer of one that has failed is what has ended it.
+        Runs in the node's own thread. If that has failed, the answer is its error.
         """
         answer: Future[ResultT] = Future()
         self._turn.post(_Asked(ask, answer))
@@ -367,7 +367,7 @@ class CoreThread:
                     self._kept_for = stored.config.id
                     self.log.forget_others({member.node for member in stored.config.members})
             case Fatal(text=text):
-                logger.error("This node is FATAL, and follows nobody. why=%s", text)
+                logger.error("This node is FATAL, and follows no node. why=%s", text)
             case Restore():
                 self._out.put(partial(self._hearer.restore, effect))
             case Committed(gtid=gtid):
@@ -482,7 +482,7 @@ class CoreThread:
             self._later(answer, Outcome(REFUSED, gtid), str(exc))
 
     def waiters(self) -> int:
-        """Return for how many questions something is kept. In this thread."""
+        """Return how many questions are open. In this thread."""
         return len(self._awaited) + len(self._asked) + len(self.core.mind.waiting)
 
     def _answer_readers(self) -> None:

@@ -1,8 +1,8 @@
-"""Where a node is reached: who is let as far as the handshake, and what whoever is not costs.
+"""The listening side of a node: which connections are accepted, and the limits of their number.
 
-Owns the listening sockets and the connections that others made, with the limits of their numbers. The hard idea: a
-connection is counted from the moment on that it is accepted, its TLS handshake too, and each address has a share of
-what is not yet through the handshake; so nobody who is let in nowhere keeps others out.
+Owns the listening sockets and the incoming connections. The hard idea: a connection is counted from the moment it is
+accepted, its TLS handshake included, and each address has a share of the connections that have not finished the
+handshake. So connections that never finish it cannot keep others out.
 
 Source: docs/protocol.md, "Frames".
 """
@@ -27,7 +27,7 @@ _LAST_WORDS_S = 1.0
 
 
 class Entrance:
-    """The port of one node. `wires`: the connections that are there. Threads: the event loop's alone."""
+    """The port of one node. `wires`: the open connections. Threads: the event loop's only."""
 
     def __init__(self, address: str, taker: Taker, tls: ssl.SSLContext | None) -> None:
         """`address`: HOST:PORT. Raises ConfigError for what is no address, and beyond loopback without TLS."""
@@ -65,14 +65,14 @@ class Entrance:
         return found
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting connections."""
         for task in self._accepting:
             task.cancel()
         for listener in self._listeners:
             listener.close()
 
     async def end(self) -> None:
-        """End every connection; who does not take its last words in time is cut off."""
+        """End every connection; cut off those whose other end does not read the last packets in time."""
         for wire in list(self.wires):
             wire.end("this node ends", warn=False)
         if self._serving:

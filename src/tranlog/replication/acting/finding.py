@@ -1,8 +1,8 @@
-"""A transaction looked for by its event id, in the log of a primary that is one.
+"""The search for a transaction by its event id, in the log of a confirmed primary.
 
-Owns the steps of the answer. The hard idea: "it is not there" must stay true. So a majority confirms the primary after
-the question came, all that came before the question is in the log by then, and connections over which the same client
-could still be sending are ended first.
+Owns the steps of the answer. The hard idea: "not found" must stay true. So a majority confirms the primary after the
+question arrived, everything received before the question is in the log by then, and connections over which the same
+client could still send are ended first.
 
 Source: docs/protocol.md, "Looking for a transaction".
 """
@@ -71,7 +71,7 @@ async def find(packet: Find, wire: Wire, thread: CoreThread, walking: Executor) 
 
 
 async def find_for_reader(event_id: str, thread: CoreThread, walking: Executor) -> tuple[Gtid | None, LogPart]:
-    """Return the first of the newest committed transactions with an event id, None for none, and what was looked at.
+    """Return the first of the newest committed transactions with an event id, or None, and the range searched.
 
     Raises as `walk`.
     """

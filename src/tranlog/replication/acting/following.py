@@ -1,8 +1,8 @@
-"""A node's log: what the rules ask of it, and what they want done to it.
+"""A node's log: what the rules read of it, and the changes that they order.
 
-Owns the way from effects to the real log and back: received bytes are put, synced, and then durable, which the core
-acks. No socket and no event loop: everything is done before a call returns. The hard idea: the rules ask for GTIDs
-all the time, and epochs are few, so the seqnos at which epochs begin stand for the GTIDs of the whole log.
+Owns carrying out effects on the real log: received bytes are put, synced, and then durable, which the core acks. No
+socket and no event loop: everything is done before a call returns. The hard idea: the rules ask for GTIDs all the
+time, and epochs are few. So the seqnos at which epochs begin give the GTIDs of the whole log.
 
 How a node uses it, in one thread at a time: `NodeLog.follow` opens it; `Core(..., log=node_log,
 committed=node_log.committed())`; each effect of `core.ready()` that `carries_out` knows goes to `carry_out`, the others
@@ -60,7 +60,7 @@ _TIMES_MOST: Final = 4096
 
 
 class LogChange(Enum):
-    """What came of an effect, for its core."""
+    """The result of an effect, for the core."""
 
     NOTHING = "nothing"
     LOGGED = "logged"
@@ -75,7 +75,7 @@ ToTheLog = BeginReign | EndReign | KeepAlive | Put | DropParts | PutChunk | Drop
 
 
 def carries_out(effect: Effect) -> bool:
-    """Whether an effect is a `NodeLog`'s."""
+    """Whether a `NodeLog` carries out this effect."""
     return isinstance(effect, ToTheLog)
 
 
@@ -132,7 +132,7 @@ class NodeLog:
         self.log.close()
 
     def committed(self) -> Gtid:
-        """Return what is known to be committed of this log at its opening; `NO_GTID` where that is nothing."""
+        """Return the commit point known at the opening; `NO_GTID` if none is known."""
         kept = read_commit_point(self.log.path, self.log.disk)
         return kept if kept is not None and self.gtid(kept.seqno) == kept else NO_GTID
 
@@ -140,7 +140,7 @@ class NodeLog:
 
     @property
     def first(self) -> Seqno:
-        """The first seqno held; that of the next transaction where the log is empty."""
+        """The first seqno held; that of the next transaction if the log is empty."""
         first = self.log.first_seqno
         return first if first >= 0 else Seqno(self.log.last_seqno + 1)
 
@@ -163,11 +163,11 @@ class NodeLog:
 
     @property
     def mark(self) -> int:
-        """How often the log went back."""
+        """How often the log was rolled back."""
         return self._went_back + self.log.marks
 
     def gtid(self, seqno: int) -> Gtid | None:
-        """Return the GTID at a seqno; None where the log holds none."""
+        """Return the GTID at a seqno; None if the log holds none."""
         if not self.last.seqno >= seqno >= self.first:
             return None
         while self._starts[0] > seqno:
@@ -254,7 +254,7 @@ class NodeLog:
         return self.log.open_spills()
 
     def open_chunks(self, have: Mapping[bytes, int]) -> Iterator[RawChunk]:
-        """Yield the chunks of transactions that are still open, but for so many of each."""
+        """Yield the chunks of open transactions, after so many of each."""
         return self.log.open_chunks(have)
 
     def _gtid_at(self, seqno: int) -> Gtid:
@@ -265,7 +265,7 @@ class NodeLog:
     # --- what they want done ---
 
     def carry_out(self, effect: ToTheLog) -> LogChange:
-        """Do what an effect says, whole before this returns.
+        """Carry out an effect; it is complete when this returns.
 
         Raises DiskFullError, DiskFailedError, LogClosedError, LogLockedError, HoldError: the node ends with that.
         """
@@ -302,7 +302,7 @@ class NodeLog:
         return LogChange.NOTHING
 
     def waits(self, effect: Effect) -> bool:
-        """Whether to carry it out may wait for a sync, or a new segment."""
+        """Whether carrying out an effect may wait for a sync or a new segment."""
         match effect:
             case Put(raw=raw):
                 return bool(self.log.open_spills()) or not self.log.fits(len(raw))

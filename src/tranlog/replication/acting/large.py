@@ -1,8 +1,8 @@
-"""A large transaction of a client, on its way into the log of the primary.
+"""A large transaction that a client is sending to the primary.
 
-Owns that it costs bounded memory, and that nothing of it is visible before its commit. The hard idea: its packets wait
-in a queue until the disk has taken those before them, and reading from the connection pauses meanwhile; so a client is
-as fast as the disk, and the event loop waits for nobody.
+Owns that it takes bounded memory, and that nothing of it is visible before its commit. The hard idea: its packets wait
+in a queue until those before them are written, and reading from the connection pauses meanwhile. So the client cannot
+be faster than the disk, and the event loop does not wait.
 
 Source: tokumx-replication, "Large Transactions"; docs/protocol.md, "Large transactions".
 """
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 
 
 class LargeTransaction:
-    """One that a client has begun. Threads: the event loop's alone; the log's part of it runs in those of `working`."""
+    """A large transaction of a client. Threads: the event loop's only; work on the log runs in those of `working`."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class LargeTransaction:
         self._packets.put_nowait((packet, size))
 
     def lost(self) -> None:
-        """The connection has ended, or is about to: what is not handed to the log yet is given up."""
+        """The connection has ended or is ending: abort what was not passed to the log yet."""
         self._lost = True
         self._packets.put_nowait((None, 0))
 
     async def run(self) -> None:
-        """Put what comes into the log, up to the Commit, or the end of the connection."""
+        """Write the packets into the log, up to the Commit or the end of the connection."""
         transaction = None
         try:
             transaction = await self._in_thread(self._thread.log.log.begin)
@@ -131,5 +131,5 @@ class LargeTransaction:
 
 
 def by_default(w: int | str, wtimeout_ms: int) -> tuple[int | str | None, int | None]:
-    """Return `w` and time-out as the core takes them: None where the group's own are wanted."""
+    """Return `w` and timeout for the core: None for the group's defaults."""
     return (None, wtimeout_ms or None) if w == "" else (w, wtimeout_ms)

@@ -1,8 +1,8 @@
 """The connections that a node makes to the others of its group, one each, over which it sends.
 
-Owns when they are dialled, and what is asked of whoever answers there. What is sent while there is none is lost, which
-the rules expect. The hard idea: a node that cannot be reached is tried again after a pause that doubles, and its own
-word, over the connection that it made, cuts the pause short.
+Owns when they are dialled, and the checks of the node that answers. Packets sent while there is no connection are lost,
+which the rules expect. The hard idea: a node that cannot be reached is tried again after a pause that doubles. A packet
+from it, over its own connection, ends the pause.
 
 Source: docs/protocol.md, "Frames", "Handshake".
 """
@@ -46,7 +46,7 @@ def pauses() -> Iterator[float]:
 
 
 def differ(process: int, other: int) -> bool:
-    """Whether two processes are not the same one, as far as both are known."""
+    """Whether two processes are known to be different."""
     return 0 not in (process, other) and process != other
 
 
@@ -54,19 +54,19 @@ class LinkOwner(Protocol):
     """The node that has the links."""
 
     def join(self) -> Join:
-        """Return what this node says of itself."""
+        """Return the Join packet of this node."""
 
     def hello_refused(self, hello: Hello, member: Member) -> str:
-        """Return why whoever answered is not that member; empty where it is."""
+        """Return why the node that answered is not that member; empty if it is."""
 
     def took(self, wire: Wire, packet: Packet, size: int) -> None:
         """A packet of the other node came."""
 
     def reached(self, member: Member, hello: Hello) -> None:
-        """A member answers at its address, with these words."""
+        """A member answered at its address, with this welcome."""
 
     def unreachable(self, node: NodeId) -> None:
-        """Nobody listens where that node should."""
+        """No process listens at that node's address."""
 
 
 class Greeting:
@@ -80,7 +80,7 @@ class Greeting:
         """The server speaks first."""
 
     def take(self, wire: Wire, packet: Packet, size: int) -> None:
-        """Take the server's words, in their order; later ones are `heard`."""
+        """Take the server's packets of the handshake, in order; later ones go to `heard`."""
         if self.welcome.done():
             self.heard(wire, packet, size)
             return
@@ -131,13 +131,13 @@ async def greet(
 
 
 def refuse(wire: Wire, why: str) -> None:
-    """End a connection whose server is not who was expected, and say so to it."""
+    """End a connection whose server is not the expected node, and tell it why."""
     wire.send(JoinRefused(text=f"the other end refused this one: {why}"))
     wire.end(why, warn=False)
 
 
 async def enter(wire: Wire, greeting: Greeting, join: Join) -> Welcome:
-    """Say who is there, and return the server's welcome. Raises HandshakeError."""
+    """Send the Join, and return the server's welcome. Raises HandshakeError."""
     wire.send(join)
     try:
         return await asyncio.wait_for(greeting.welcome, FIRST_WITHIN_S)
@@ -175,12 +175,12 @@ class Link:
         self._task = asyncio.ensure_future(self._keep())
 
     def hurry(self) -> None:
-        """The other node was heard of: try now."""
+        """A packet came from the other node: try to connect now."""
         if self.wire is None:
             self._word.set()
 
     def close(self) -> asyncio.Task[None]:
-        """Have no connection any more; what is returned is done then."""
+        """Close the connection; the returned task is done then."""
         self._task.cancel()
         if self.wire is not None:
             self.wire.cut()
@@ -223,7 +223,7 @@ class Link:
         self._owner.reached(self.member, hello)
 
     async def process_there(self) -> int:
-        """Return which process of the node answers at its address now; 0 where none does soon."""
+        """Return which process of the node answers at its address now; 0 if none answers soon."""
         try:
             async with asyncio.timeout(_LOOK_S):
                 wire, hello = await greet(self.address, Greeting(), self._tls)
@@ -252,7 +252,7 @@ class Links:
         self._tls = tls
 
     def settle(self, config: GroupConfig, own: NodeId) -> None:
-        """Have a link to each member but this node."""
+        """Keep a link to each member except this node."""
         wanted = {member.node: member for member in config.members if member.node != own}
         for node, link in list(self.links.items()):
             if node not in wanted or self.address(wanted[node]) != link.address:
@@ -263,11 +263,11 @@ class Links:
                 self.links[node] = Link(member, self.address(member), self._owner, self._tls)
 
     def address(self, member: Member) -> str:
-        """Return where this node reaches a member."""
+        """Return the address at which this node reaches a member."""
         return self._via.get(member.name, member.address)
 
     def send(self, to: NodeId, packet: Packet) -> bool:
-        """Send a packet; False where it cannot be sent now."""
+        """Send a packet; return False if it cannot be sent now."""
         link = self.links.get(to)
         return link is not None and link.wire is not None and link.wire.send(packet)
 
@@ -279,7 +279,7 @@ class Links:
                 link.wire.cut()
 
     def hurry(self, node: NodeId) -> None:
-        """That node was heard of."""
+        """A packet came from that node: try to connect to it now."""
         if node in self.links:
             self.links[node].hurry()
 

@@ -1,9 +1,8 @@
 """One node of a group: its sockets, its thread, its place in the group. One process has one.
 
-Owns who is let in, and which of a connection's packets go where: those of other nodes and of clients to the core, an
-operator's orders to whoever carries them out. The hard idea: the event loop waits for no sync. What does goes to the
-node's own thread; the loop moves packets, knows where the node stands, and lets every hostile or silent peer cost its
-own connection.
+Owns who may connect, and the dispatch of packets: those of other nodes and of clients go to the core, an operator's
+orders to `orders`. The hard idea: the event loop never waits for a sync. Work that does goes to the node's own thread.
+The loop moves packets and knows the node's state; a hostile or silent peer loses only its own connection.
 
 Source: docs/protocol.md; docs/replication.md.
 """
@@ -98,10 +97,10 @@ _OF_NODES = (
 class NodeOptions:
     """One node. `dir`: of its log; `group`: the group's name; `node`: its own, by which the group knows it.
 
-    `listen` is HOST:PORT; `address` the same as others reach it, by default `listen`. `via` says for a node's name at
-    which address this one reaches it. `restore`: auto, or manual, where an operator has to order it. `clients`: what
-    those may do that have a certificate, by its name. `versions`: of the protocol.
-    `lag_limit_bytes`: what the nearest voter may lack before a primary's writers wait; 0: any number.
+    `listen` is HOST:PORT; `address` is where others reach it, by default `listen`. `via` maps a node's name to the
+    address at which this one reaches it. `restore`: auto, or manual if an operator must order it. `clients`: the
+    permissions of clients, by the name in their certificate. `versions`: of the protocol.
+    `lag_limit_bytes`: how much the nearest voter may lack before a primary's writers wait; 0: no limit.
     """
 
     dir: str
@@ -118,7 +117,7 @@ class NodeOptions:
 
     @property
     def reached_at(self) -> str:
-        """Where others reach it."""
+        """The address at which others reach it."""
         return self.address or self.listen
 
 
@@ -144,7 +143,7 @@ def lock_node(options: NodeOptions, disk: Disk = OS_DISK) -> DiskLock:
 
 
 def open_log(options: NodeOptions, group: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> NodeLog:
-    """Open a member's log. Raises as `MemberLog.follow`; GroupFileError where the log is of another group."""
+    """Open a member's log. Raises as `MemberLog.follow`; GroupFileError if the log is of another group."""
     log_options = replace(options.log, spill_above=min(options.log.spill_above, RECORD_BYTES_MAX))
     history = bytes.fromhex(group)
     log = NodeLog.follow(
@@ -215,11 +214,11 @@ class GroupNode:
         self.spawn(self._watch())
 
     async def ended(self) -> None:
-        """Wait until the node cannot go on, and raise what has ended it."""
+        """Wait until the node fails, and raise the error that ended it."""
         await asyncio.shield(self._ended)
 
     async def stop(self, *, hand_over_s: float = 0.0) -> None:
-        """End: hand primacy over where that can be done in time, answer who waits, close the log."""
+        """Stop: hand over as primary if that is possible in time, answer waiting clients, close the log."""
         able = self.thread is not None and self.standing.state == PRIMARY and not self._ended.done()
         if hand_over_s and able and self.links.links:
             assert self.thread is not None
@@ -242,7 +241,7 @@ class GroupNode:
             await self.entrance.end()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do this meanwhile; the end of the node cancels it."""
+        """Run a task in the background; the end of the node cancels it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -253,7 +252,7 @@ class GroupNode:
             self.thread.stop()
 
     async def begin(self) -> None:
-        """Open the log, and have the core run, as the node's file says. Raises as `open_log`."""
+        """Open the log, and start the core with what the node's file holds. Raises as `open_log`."""
         stored = await asyncio.to_thread(self._state.load)
         assert stored is not None and stored.group
         own = stored.config.member(stored.node) if stored.config is not None else None
@@ -302,7 +301,7 @@ class GroupNode:
                 wire.send(news)
 
     def send(self, to: NodeId, packet: Packet) -> None:
-        """Send a packet to a node, over the link to it, or, where there is none, over its own."""
+        """Send a packet to a node, over the link to it, or over the node's own connection if there is no link."""
         if not self.links.send(to, packet) and to not in self.links.links:
             for wire in self.entrance.wires:
                 if wire.purpose == VOTE and wire.peer == to:
@@ -310,7 +309,7 @@ class GroupNode:
                     return
 
     def restore(self, wanted: Restore) -> None:
-        """It needs a whole log of another node, or shall have one."""
+        """The node needs the whole log of another node, or an operator ordered it."""
         self.orders.restoring.want(wanted)
 
     def failed(self, exc: BaseException) -> None:
@@ -327,7 +326,7 @@ class GroupNode:
     # --- links to others ---
 
     def join(self) -> Join:
-        """Return what this node says to whom it connects to."""
+        """Return the Join packet with which this node connects."""
         at = self.standing
         return Join(
             node=self.node,
@@ -342,7 +341,7 @@ class GroupNode:
         )
 
     def hello_refused(self, hello: Hello, member: Member) -> str:
-        """Return why whoever answered is not that member."""
+        """Return why the node that answered is not that member."""
         return self.stranger(hello) or (
             ""
             if hello.node == member.node
@@ -351,7 +350,7 @@ class GroupNode:
         )
 
     def stranger(self, hello: Hello) -> str:
-        """Return why whoever answered is of another group; empty where it is not, or of none yet."""
+        """Return why the node that answered is of another group; empty if it is of this group, or of none yet."""
         if hello.name != self.options.group or hello.group not in ("", self.standing.config.group):
             return f"the node there is of the group {hello.name} ({hello.group or 'none yet'}), not of this one"
         return ""
@@ -373,7 +372,7 @@ class GroupNode:
         wire.done(size)
 
     def reached(self, member: Member, hello: Hello) -> None:
-        """A member answers at its address; any other process that came as this node is a copy of it."""
+        """A member answered at its address; any other process that connected as this node is a copy of it."""
         for wire in list(self.entrance.wires):
             if wire.peer == member.node and wire.purpose == VOTE and differ(wire.process, hello.process):
                 wire.end_now(_runs_already(member))
@@ -387,7 +386,7 @@ class GroupNode:
             )
 
     def unreachable(self, node: NodeId) -> None:
-        """Nobody listens where a node should."""
+        """No process listens at a node's address."""
         thread = self.thread
         if thread is not None:
             now = int(self.clock.monotonic() * 1000)
@@ -550,7 +549,7 @@ class GroupNode:
         return permission_refused(self.options.clients, wire.certified[0], join.purpose)
 
     def primary(self, number: int) -> Primary:
-        """Return who is primary, as far as this node knows."""
+        """Return the primary, as far as this node knows it."""
         at = self.standing
         node = self.node if at.state == PRIMARY else at.primary
         return Primary(number=number, node=node, epoch=at.epoch, config=at.config)
@@ -575,7 +574,7 @@ def new_node_id() -> NodeId:
 def found_group(options: NodeOptions, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> Stored:
     """Make a group of this one node, from an empty directory or a log, whose GTIDs stay. Nothing runs there.
 
-    Raises ConfigError where the node is in a group already; LogLockedError; as `MemberLog.follow`.
+    Raises ConfigError if the node is in a group already; LogLockedError; as `MemberLog.follow`.
     """
     lock = lock_node(options, disk)
     try:

@@ -1,8 +1,8 @@
-"""What an operator asks of a group: who is in it, who shall be, who shall be primary.
+"""An operator's orders to a group: its status, its members, its primary.
 
-Owns each order: its words, and the steps that it takes. Any node takes one, and passes on what only a primary can do.
-The hard idea: a configuration changes by one voter at a time, and a node gets a vote only once it holds what is
-committed; so `add` is two changes with a wait between them, which whoever asks can watch, and repeat if it is cut off.
+Owns each order: its parameters and its steps. Any node takes an order, and passes on what only a primary can do. The
+hard idea: a configuration changes by one voter at a time, and a node gets a vote only once it holds what is committed.
+So `add` is two changes with a wait between them; the operator can watch it, and repeat it if it is interrupted.
 
 Source: docs/protocol.md, "Configuration"; docs/replication.md.
 """
@@ -66,9 +66,9 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node stands. `config`: (epoch, version) of its configuration; `fatal`: why it follows nobody.
+    """The status of a node. `config`: (epoch, version) of its configuration; `fatal`: why it follows no node.
 
-    `writers_wait_for`: the voter that lags by more than this primary allows, empty where none does. `lag_bytes`: what
+    `writers_wait_for`: the voter that lags by more than this primary allows, empty if none does. `lag_bytes`: how much
     the nearest voter lacked at the last commit.
     """
 
@@ -151,7 +151,7 @@ class Orders:
         wire.send(OrderAnswer(number=order.number, done=done, raw=msgspec.json.encode(told)))
 
     def settle(self, answer: OrderAnswer) -> None:
-        """An order that was passed on was answered."""
+        """The answer to an order that was passed on has come."""
         waiting = self._waiting.pop(answer.number, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -202,7 +202,7 @@ class Orders:
         return await asyncio.wrap_future(self._node.thread.call(ask))
 
     async def status(self) -> NodeStatus:
-        """Return where this node stands, and what it knows of the others. Raises GroupOrderError: in no group."""
+        """Return the status of this node, and what it knows of the others. Raises GroupOrderError: in no group."""
         self._check_member()
         node = self._node
         links = {id: (one.why, 0 if one.wire is None else one.wire.version) for id, one in node.links.links.items()}
@@ -330,7 +330,7 @@ class Orders:
             raise GroupOrderError(why=f"the log of {node.options.node} is not restored: {why}")
         trouble = await self.restoring.attempted()
         if trouble:
-            raise GroupOrderError(why=f"{trouble}. {node.options.node} goes on trying")
+            raise GroupOrderError(why=f"{trouble}. {node.options.node} keeps trying")
         return {"restored": node.options.node}
 
     async def _freeze(self, body: Body) -> Body:
@@ -347,7 +347,7 @@ class Orders:
         member = at.config.member(source)
         assert member is not None
         if at.state in (PRIMARY, WITNESS):
-            raise GroupOrderError(why=f"{name} is {STATE_NAMES[at.state]}, and follows nobody")
+            raise GroupOrderError(why=f"{name} is {STATE_NAMES[at.state]}, and follows no node")
         if source == self._node.node or member.witness:
             why = "a witness has no log" if member.witness else "a node cannot follow itself"
             raise ConfigError(option="source", value=member.name, why=why)
@@ -374,7 +374,7 @@ class Orders:
         while not await self._ask(is_installed):
             if self._node.standing.state != PRIMARY or loop.time() >= until:
                 raise GroupOrderError(
-                    why="the configuration is changed here, and it is not known whether a majority has it"
+                    why="this node has a new configuration, and it is not known whether a majority has it"
                 )
             await asyncio.sleep(LOOK_S)
 
@@ -402,9 +402,9 @@ def is_installed(core: Core) -> bool:
 def status_of(
     core: Core, options: NodeOptions, links: Mapping[NodeId, tuple[str, int]], commits: CommitQueue
 ) -> NodeStatus:
-    """Return where a node stands, and what it knows of the others.
+    """Return the status of a node, and what it knows of the others.
 
-    `links`: of each, why there is no connection, and the version that is spoken.
+    `links`: for each other node, why there is no connection, and the protocol version of the connection.
     """
     mind, log, config = core.mind, core.log, core.config
     members = []

@@ -1,8 +1,8 @@
-"""The log of a node, for a program that has none: range, headers, cursors, never past what the group has committed.
+"""The log of a remote node: range, headers, cursors, never past what the group has committed.
 
-Owns which node is read, what is waited for there, and the disk that is its folder. The hard idea: what lies in a log's
-folder is all that a reader needs, so this is the reader of every other log over a disk whose calls go to a node. It
-stays with that node: where files begin and end differs from node to node, GTIDs do not.
+Owns the choice of the node, the wait for a consistency, and the disk that stands for the node's folder. The hard idea:
+a reader needs nothing but the files in a log's folder. So this is the ordinary reader, over a disk whose calls go to a
+node. It stays with that node: GTIDs are the same on each node, the files are not.
 
 Source: docs/protocol.md, "Readers"; docs/replication.md.
 """
@@ -74,11 +74,11 @@ class NodeDisk:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection has ended; then every call raises OSError."""
+        """Whether the connection has ended. After that every call raises OSError."""
         return self._lost or not self._connection.is_open
 
     def ask(self, number: int, packet: Packet, within_s: float) -> Packet:
-        """Return the answer to a packet of that number. Raises OSError where the connection ended before it came."""
+        """Return the answer to the packet with that number. Raises OSError if the connection ended before it."""
         told = None
         if not self.lost:
             try:
@@ -97,12 +97,12 @@ class NodeDisk:
         return next(self._numbers)
 
     def end(self) -> None:
-        """End the connection; a second time is harmless."""
+        """End the connection. Ending twice is harmless."""
         self._lost = True
         self._loop.end(self._connection.close)
 
     def call(self, call: str, path: str = "", *, file: int = 0, offset: int = 0, size: int = 0) -> DiskAnswer:
-        """Have the node do something. Raises OSError as it does there."""
+        """Run a call at the node. Raises OSError as it does there."""
         number = self.number()
         name = path.removeprefix(self._root).strip("/")
         packet = DiskCall(number=number, call=call, name=name, file=file, offset=offset, size=size)
@@ -210,7 +210,7 @@ def _only_read() -> OSError:
 
 
 class RemoteLog(LogReader):
-    """A node's log; it ends where the group has committed. As `LogReader` else. From `open_remote`."""
+    """A node's log up to the group's commit point; otherwise as `LogReader`. Made by `open_remote`."""
 
     def __init__(self, root: str, disk: NodeDisk, node: str, after: Gtid | None, name: str) -> None:
         """For `open_remote` only. `node`: the name of the node."""
@@ -225,7 +225,7 @@ class RemoteLog(LogReader):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection has ended: then every call raises LogUnreadableError, and the log is opened again."""
+        """Whether the connection has ended. After that every call raises LogUnreadableError; open the log again."""
         return self._node_disk.lost
 
     def begin(self) -> Self:
@@ -233,7 +233,7 @@ class RemoteLog(LogReader):
         return self._begin()
 
     def range(self) -> LogRange:
-        """As `LogReader.range`, up to what is committed. Raises HandshakeError where the log is of another history."""
+        """As `LogReader.range`, up to the commit point. Raises HandshakeError if the log is of another history."""
         found = super().range()
         committed = found.committed_seqno
         if committed < found.first_seqno or committed < 0:
@@ -254,7 +254,7 @@ class RemoteLog(LogReader):
         return super().cursor(committed_only=True)
 
     def await_seqno(self, seqno: Seqno, timeout_s: float) -> bool:
-        """Wait until a transaction is committed at this node; False where it is not in time."""
+        """Wait until a transaction is committed at this node; return False if it is not in time."""
         return self._wait(seqno, True, timeout_s) >= seqno
 
     def close(self) -> None:
@@ -282,13 +282,13 @@ def open_remote(
 ) -> RemoteLog:
     """Open the log of a node of a group for reading. `url`: `thl://HOST:PORT,HOST:PORT`, some of the group's nodes.
 
-    `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest; `prefer_s`: for so many seconds the role
-    that is preferred is looked for before any other is taken. `tags`: sets of tags, the first that any node has is
-    taken. `consistency`: none, `at least GTID(1, 15)`, `within 500 ms` or `latest`, which the primary alone can tell;
-    it is waited for up to `timeout` seconds. `after`: the last transaction that the program has; the node refuses where
-    its log holds another one in that place, or has purged what follows. `after_event`: instead, its event id, which the
-    node looks up among its newest 50,000; the log's `after` is its GTID then. `name`: who reads, in such messages.
-    `find_s`: how long a node is looked for.
+    `prefer`: primary, primaryPreferred, replica, replicaPreferred or nearest. `prefer_s`: how many seconds to look for
+    the preferred role before another one is taken. `tags`: sets of tags; the first set that any node has is used.
+    `consistency`: none, `at least GTID(1, 15)`, `within 500 ms` or `latest`, which only the primary can give; it is
+    waited for up to `timeout` seconds. `after`: the last transaction that the program has; the node refuses if its log
+    has another one in that place, or has purged the next one. `after_event`: its event id instead, which the node looks
+    up among its newest 50,000; the log's `after` is its GTID then. `name`: the reader's name in such messages.
+    `find_s`: how long to look for a node.
     Raises NoNodeError, HandshakeError, ConfigError; and as `LogReader.open`.
     """
     wish = parse_consistency(consistency)
@@ -371,7 +371,7 @@ class _Choice:
                     return found
             left = (alone if is_alone else until) - loop.time()
             if not is_alone and left <= 0:
-                raise NoNodeError(where=self._url, why=f"{self._preference.value} was wished; {'; '.join(troubles)}")
+                raise NoNodeError(where=self._url, why=f"{self._preference.value} was asked for; {'; '.join(troubles)}")
             await asyncio.sleep(max(min(next(waits), left), 0.0))
 
     async def _through(self, address: str, wished: Preference, troubles: list[str]) -> tuple[Connection, str] | None:
@@ -424,7 +424,7 @@ class _Choice:
         found = (await held.welcome).after if last is None else last
         if found == NO_GTID and event:
             await held.close()
-            raise HandshakeError(where=address, why="the node looks up no event ids: update it")
+            raise HandshakeError(where=address, why="the node cannot look up event ids: update it")
         return held, found
 
     async def _reach(self, address: str, last: Gtid | None = None, event: str = "") -> Connection:

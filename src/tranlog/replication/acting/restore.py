@@ -1,9 +1,9 @@
-"""A whole log of another node in the place of the own one: fetched beside it, verified, and then put in its place.
+"""Restore: the log of another node is fetched beside the node's own log, verified, and then replaces it.
 
-Owns the files of that on the disk, both ends of their way over the wire, and their order. The own log stays as it is,
-and is read, until every file of the other one is there, durable, with the right sum. Then a marker with which no log
-opens stands while one is put in the place of the other. The hard idea: whatever is cut off begins again without anybody
-who remembers it: before the marker from nothing, after it from the files that are there.
+Owns the files of a restore on the disk, both ends of their transfer, and their order. The own log stays as it is, and
+is read, until every file of the other one is there, durable, with the right checksum. Then a marker, with which no log
+opens, stands while one replaces the other. The hard idea: an interrupted restore continues from the disk alone: before
+the marker it starts again, after it from the files that are there.
 
 Source: docs/protocol.md, "Restore"; docs/format.md, "restoring".
 """
@@ -40,7 +40,7 @@ RESTORE: Final = "restore"
 """The purpose of a connection over which a log is fetched."""
 WANTED_NAME: Final = "restore.wanted"
 FETCHED: Final = ".fetched"
-"""What stands behind the name of a file that is to be put in the place of another one."""
+"""The suffix of a file that will replace another one."""
 _AHEAD: Final = 8
 """So many parts are asked for before the first of them has come."""
 _KEPT_S: Final = 1.0
@@ -51,7 +51,7 @@ FileSum = tuple[str, int, int]
 
 
 class RestoreWanted(msgspec.Struct, frozen=True):
-    """A restore that has begun: from the node of that name. What the own log has after `after` it alone may have."""
+    """A restore that has begun, from the node of that name. Only this log may have the transactions after `after`."""
 
     source: str
     after: Gtid
@@ -61,7 +61,7 @@ class RestoreWanted(msgspec.Struct, frozen=True):
 
 
 def begun(path: str, disk: Disk) -> RestoreWanted | None:
-    """Return the restore of the log at `path` that was begun and is not done. Raises DiskFailedError."""
+    """Return the unfinished restore of the log at `path`. Raises DiskFailedError."""
     name = join(path, WANTED_NAME)
     if not disk.exists(name):
         return None
@@ -73,7 +73,7 @@ def begun(path: str, disk: Disk) -> RestoreWanted | None:
 
 
 def begin(path: str, wanted: RestoreWanted, disk: Disk) -> None:
-    """Begin a restore, durably; what an earlier attempt fetched goes. Raises DiskFullError, DiskFailedError."""
+    """Begin a restore, durably; remove what an earlier attempt fetched. Raises DiskFullError, DiskFailedError."""
     try:
         for name in disk.list_dir(path):
             if _is_file_of_log(name.removesuffix(FETCHED)) and name.endswith(FETCHED):
@@ -84,18 +84,18 @@ def begin(path: str, wanted: RestoreWanted, disk: Disk) -> None:
 
 
 def save_alone(log: NodeLog, after: Gtid, clock: Clock) -> int | None:
-    """Save what the log has after `after`, or all of it where it does not hold that; return the rollback's number.
+    """Save what the log has after `after`, or all of it if it does not hold that; return the rollback's number.
 
-    None where there is nothing. Raises as `rollback.save`.
+    None if there is nothing to save. Raises as `rollback.save`.
     """
     held = after if log.gtid(after.seqno) == after else Gtid(Epoch(0), Seqno(log.first - 1))
     return save(log.log, held, log.last, clock) if log.last.seqno > held.seqno else None
 
 
 def install(path: str, names: Sequence[str], disk: Disk) -> None:
-    """Put the fetched files, which are durable, in the place of the log at `path`, which nobody writes.
+    """Replace the log at `path`, which has no writer, by the fetched files, which are durable.
 
-    Raises DiskFullError, DiskFailedError: `finish_install` goes on.
+    Raises DiskFullError, DiskFailedError: `finish_install` continues then.
     """
     try:
         replace_file(join(path, RESTORING_NAME), msgspec.json.encode(list(names)), disk)
@@ -105,9 +105,9 @@ def install(path: str, names: Sequence[str], disk: Disk) -> None:
 
 
 def finish_install(path: str, disk: Disk) -> bool:
-    """Do what of an `install` is not done yet; whether one was begun. Raises DiskFailedError.
+    """Finish an interrupted `install`; return whether there was one. Raises DiskFailedError.
 
-    A file that was put in its place has its other name no more, so each step can be done again.
+    A file that is in its place does not have its other name any more, so each step can be repeated.
     """
     marker = join(path, RESTORING_NAME)
     if not disk.exists(marker):
@@ -236,7 +236,7 @@ def _sum_of(file: DiskFile, size: int) -> int:
 
 
 class ServedFiles:
-    """The other end: what a source gives over one connection. Threads: the event loop's alone."""
+    """The source's end of a restore, for one connection. Threads: the event loop's only."""
 
     def __init__(self, wire: Wire, path: str, disk: Disk, thread: CoreThread) -> None:
         """`path`: of the source's log."""
@@ -255,7 +255,7 @@ class ServedFiles:
                 await asyncio.wait_for(self._wire.gone.wait(), _KEPT_S)
 
     async def answer(self, packet: Packet, size: int) -> None:
-        """Answer a question for the list, or for a part of a file in it."""
+        """Answer a request for the list, or for a part of a file in it."""
         try:
             if isinstance(packet, Files):
                 await asyncio.wrap_future(self._thread.call(lambda core: core.keep_all(self._wire.peer)))

@@ -1,8 +1,8 @@
-"""A node that gets a whole log of another one: when it begins, when it begins again, and how far it is.
+"""The restores of a node: when one begins, when it is tried again, and its progress.
 
-Owns the steps around the files, which are `restore.py`'s: what the node alone had is saved, the log is fetched while
-the own one is still there, and then the node's thread ends and another one begins with the new log. The hard idea: only
-that last step cannot be cut off, so a node that is told to end waits for it.
+Owns the steps around the files, which are `restore.py`'s. Transactions that only this node has are saved, the log is
+fetched while the own one is still there, and then the node's thread ends and another one begins with the new log. The
+hard idea: only that last step cannot be interrupted, so a node that is stopped waits for it.
 
 Source: docs/replication.md, "A whole log of another node".
 """
@@ -75,14 +75,14 @@ class Restoring:
 
     @property
     def status(self) -> RestoreStatus | None:
-        """How far it is; None where there is none."""
+        """The progress of a restore; None if there is none."""
         one = self._fetch
         if one is None or self._task is None or self._task.done():
             return None
         return RestoreStatus(source=one.source, bytes_done=one.done, bytes_total=one.total, trouble=self._trouble)
 
     def resume(self) -> None:
-        """Begin again what was begun before the node ended."""
+        """Continue a restore that was begun before the node ended."""
         node = self._node
         wanted = begun(node.options.dir, node.disk)
         if wanted is not None and node.thread is not None:
@@ -92,7 +92,7 @@ class Restoring:
                 node.thread.call(lambda core: core.restore(others[0].node, wanted.after))
 
     def want(self, wanted: Restore) -> None:
-        """The node needs a whole log, or an operator wants it to have one."""
+        """The node needs a whole log, or an operator ordered a restore."""
         node = self._node
         if not wanted.ordered and node.options.restore != "auto":
             name = node.options.node
@@ -112,7 +112,7 @@ class Restoring:
         return self._trouble
 
     async def settled(self) -> None:
-        """Return when the step that cannot be cut off is not under way."""
+        """Wait until the step that cannot be interrupted is over."""
         if self._last_step is not None:
             with contextlib.suppress(BaseException):
                 await asyncio.shield(self._last_step)

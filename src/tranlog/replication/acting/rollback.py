@@ -1,9 +1,9 @@
-"""What a rollback keeps: the operations that go, newest first, as lines of JSON in `rollback/NUMBER`.
+"""The data of rollbacks: the removed operations, newest first, as lines of JSON in `rollback/NUMBER`.
 
-Owns that folder of a log's directory, and the emptying of a log that has nothing in common with the group's. That it is
-durable before the mark abandons anything is the order of the steps, which the rules name. The hard idea: a file gets
-its name when it is whole, and its first line says for which rollback it is; so one that a crash cut off is made again
-under the same number, and one that is whole is not written twice.
+Owns that folder of a log's directory, and the emptying of a log that has nothing in common with the group's. The rules
+order the steps, so the data is durable before the mark abandons anything. The hard idea: a file gets its name when it
+is complete, and its first line says for which rollback it is. So a file that a crash interrupted is made again under
+the same number, and a complete file is not written twice.
 
 Source: tokumx-replication, "Rollback"; docs/format.md, "rollback/".
 """
@@ -42,7 +42,7 @@ _DECODE = msgspec.json.Decoder(Saved).decode
 
 
 class SavedHead(msgspec.Struct, frozen=True):
-    """The first line of a file: which rollback it is for."""
+    """The first line of a file: the rollback for which it is."""
 
     rid: int
     matchpoint: Gtid
@@ -118,7 +118,7 @@ def _heads(folder: str, disk: Disk) -> Iterator[SavedHead]:
 class SavedRollback(msgspec.Struct, frozen=True, kw_only=True):
     """One rollback: what it abandoned came after `matchpoint`, up to `last`. `time`: when, ms since 1970.
 
-    `back`: how many of the transactions are in the log again. Another node had those, too, and became primary before
+    `back`: how many of the transactions are in the log again. Another node had them, too, and became primary before
     anything later was committed.
     """
 
@@ -147,7 +147,7 @@ def saved_rollbacks(path: str, disk: Disk = OS_DISK) -> list[int]:
 
 
 def read_rollback(path: str, rid: int, is_back: Callable[[Gtid], bool], disk: Disk = OS_DISK) -> SavedRollback:
-    """Return what one rollback is, in short; `is_back`: whether the log holds a transaction. Raises as
+    """Return a summary of one rollback; `is_back`: whether the log holds a transaction. Raises as
     `read_operations`, and what `is_back` raises."""
     folder = join(path, ROLLBACK_DIR)
     (head,) = [one for one in _heads(folder, disk) if one.rid == rid]
@@ -196,7 +196,7 @@ def read_transactions(path: str, rid: int, disk: Disk = OS_DISK) -> Iterator[Sav
 
 
 def discard(path: str, rid: int, disk: Disk = OS_DISK) -> None:
-    """Remove what one rollback saved, for ever, durably. Raises OSError."""
+    """Delete what one rollback saved, durably. Raises OSError."""
     folder = join(path, ROLLBACK_DIR)
     disk.unlink(join(folder, str(rid)))
     disk.sync_dir(folder)
@@ -221,9 +221,9 @@ def _saved(line: bytes, name: str, at: int) -> Saved:
 
 
 def empty_log(path: str, disk: Disk) -> None:
-    """Remove every record of a log that is closed, and was saved: nothing of it is in the group's.
+    """Remove every record of a closed log, all of which was saved: nothing of it is in the group's log.
 
-    From the back, so that a crash leaves a log that ends earlier, which is rolled back in its turn. Raises
+    Removes from the end, so that a crash leaves a log that ends earlier, which is rolled back again. Raises
     LogLockedError, DiskFullError, DiskFailedError, LogUnreadableError.
     """
     lock = take_lock(path, disk)

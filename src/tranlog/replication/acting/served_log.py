@@ -1,8 +1,8 @@
-"""A node's log, read by clients that have no log: its files, as they lie, and never a byte changed.
+"""A node's log, read by remote clients: its files as they are, read-only.
 
-Owns which files a reader may see, and what of a reader is kept open; up to where it may is `committed_bytes`'s. The
-hard idea: a log may be read by any process beside its writer, without a lock, by what lies in its folder; so a reader
-far away needs that folder and nothing else, and whatever reads a log reads one of a node.
+Owns which files a reader may see, and which a reader has open; `committed_bytes` says up to where. The hard idea: any
+process can read a log beside its writer, without a lock, from the files in its folder. So a remote reader needs only
+that folder, and every reader of logs can read a node's.
 
 Source: docs/protocol.md, "Readers".
 """
@@ -34,7 +34,7 @@ _PLAIN: Final = re.compile(r"[\w-][\w.-]*")
 
 
 class ServedLog:
-    """The readers of one node. Threads: the event loop's alone; the files are read in others."""
+    """The readers of one node. Threads: the event loop's only; the files are read in others."""
 
     def __init__(self, path: str, disk: Disk) -> None:
         self._path = path
@@ -62,13 +62,13 @@ class ServedLog:
         wire.done(size)
 
     def lost(self, wire: Wire) -> None:
-        """A connection has ended: let go of what its reader had open."""
+        """A connection has ended: close what its reader had open."""
         reader = self._readers.pop(wire, None)
         if reader is not None:
             reader.close()
 
     async def close(self) -> None:
-        """End, after what is under way."""
+        """Close, after the calls that are running."""
         self._ended = True
         await asyncio.to_thread(self.executor.shutdown)
         for reader in self._readers.values():

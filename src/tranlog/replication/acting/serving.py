@@ -1,7 +1,7 @@
 """The clients of a node: transactions to commit, questions about them, readers that wait.
 
-Owns what one connection of a client may ask, and what of it is in memory. The hard idea: a client's packets are looked
-at in the order in which they came, and answered when their time comes; a number joins question and answer.
+Owns what a client's connection may ask, and its state in memory. The hard idea: a client's packets are handled in the
+order of their arrival, and may be answered in another order; a number connects question and answer.
 
 Source: docs/protocol.md, "Write concern".
 """
@@ -77,7 +77,7 @@ class ServedClients:
         self._clients: dict[Wire, ServedClient] = {}
 
     def take(self, wire: Wire, packet: Packet, size: int, thread: CoreThread | None) -> None:
-        """Take a packet; `thread` is None of a node that is in no group yet."""
+        """Take a packet; `thread` is None for a node that is in no group yet."""
         if isinstance(packet, Find) and thread is not None:
             self._spawn(self._find(wire, packet, size, thread))
             return
@@ -105,7 +105,7 @@ class ServedClients:
 
 
 class ServedClient:
-    """What a node knows of one client. Threads: the event loop's alone."""
+    """The state of one client at a node. Threads: the event loop's only."""
 
     def __init__(self, wire: Wire, spawn: Callable[[Coroutine[Any, Any, None]], object], working: Executor) -> None:
         self._wire = wire
@@ -117,7 +117,7 @@ class ServedClient:
         self._unanswered = 0
 
     def take(self, packet: Packet, size: int, thread: CoreThread | None) -> None:
-        """Take a packet; `thread` is None of a node that is in no group yet."""
+        """Take a packet; `thread` is None for a node that is in no group yet."""
         writes = isinstance(packet, Begin | Part | Commit)
         if writes and self._wire.purpose == "commit" and thread is not None and self._take_large(packet, size, thread):
             return
@@ -162,11 +162,11 @@ class ServedClient:
         return True
 
     def is_for_another(self, event_id: str) -> bool:
-        """Whether all that the connection may carry is a large transaction with another event id."""
+        """Whether the connection is reserved for a large transaction with another event id."""
         return self._large is not None and self._large.event_id != event_id
 
     def lost(self) -> None:
-        """The connection has ended: nothing of a transaction that was not committed stays."""
+        """The connection has ended: abort its uncommitted transactions."""
         if self._large is not None:
             self._large.lost()
 
@@ -239,7 +239,7 @@ class ServedClient:
         return _Asker(self, self._wire, number)
 
     def answered(self) -> None:
-        """One question more has its answer."""
+        """Count one more answered question."""
         self._unanswered -= 1
 
     def _refuse(self, number: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The file in which a node keeps its vote and its configuration, on the disk.
+"""The file with a node's vote and configuration, on the disk.
 
 Owns when its two slots are written and synced: one, then the other, before the caller goes on.
 
@@ -33,11 +33,11 @@ class StateFile:
         return self._number
 
     def load(self, group: str | None = None) -> Stored | None:
-        """Return what was stored last, None where nothing ever was; mend a slot that a crash or a harm left behind.
+        """Return what was stored last, None if nothing was; repair a slot that is older or damaged.
 
-        `group`: of which it must be; None: of any.
+        `group`: the group to which it must belong; None: any.
 
-        Raises GroupFileError where neither slot is whole, or another group's are; DiskFailedError.
+        Raises GroupFileError if neither slot is valid, or they belong to another group; DiskFailedError.
         """
         if not self._disk.exists(self.path):
             return None
@@ -53,7 +53,7 @@ class StateFile:
         return stored
 
     def store(self, stored: Stored) -> None:
-        """Return when both slots hold this durably. Raises DiskFailedError: then what is stored is unknown."""
+        """Store this durably in both slots. Raises DiskFailedError; it is unknown then what is stored."""
         self._number += 1
         raw = slot_bytes(stored, self._number)
         new = not self._disk.exists(self.path)

@@ -1,8 +1,8 @@
 """One connection between two nodes, or a client and a node: packets over TCP, or TLS, with limits on both ends.
 
-Owns the cutting of bytes into frames, and what a peer can cost: a first frame that is small and comes soon, frames of
-bounded size, and a bound on what is unread and unsent. What packets mean is the taker's. The hard idea: whatever is
-wrong with a peer ends its own connection, with one line.
+Owns the cutting of bytes into frames, and the limits of a peer: its first frame must be small and come soon, frames
+have a bounded size, and so have unread and unsent bytes. The taker owns the meaning of packets. The hard idea: any
+error of a peer ends its own connection only, with one line in the log.
 
 Source: docs/protocol.md, "Frames".
 """
@@ -46,13 +46,13 @@ _TLS_HANDSHAKE = 22
 
 
 class Taker(Protocol):
-    """Who takes the packets of connections. Each method is called in the event loop, and returns at once."""
+    """The receiver of a connection's packets. Each method is called in the event loop, and returns at once."""
 
     def met(self, wire: Wire) -> None:
         """A connection is there."""
 
     def take(self, wire: Wire, packet: Packet, size: int) -> None:
-        """A packet came; `Wire.done` is called with its `size` when it was dealt with."""
+        """A packet came; call `Wire.done` with its `size` after handling it."""
 
     def lost(self, wire: Wire) -> None:
         """The connection has ended."""
@@ -61,7 +61,7 @@ class Taker(Protocol):
 class Wire(asyncio.BufferedProtocol):
     """A connection. `peer`, its `process`, `purpose` and the `version` that both speak are known after the handshake.
 
-    `purpose` is empty before, and `version` 0. `garbled`: it ended of what was no TLS.
+    `purpose` is empty before, and `version` 0. `garbled`: it ended because the other end did not speak TLS.
     """
 
     _late: asyncio.TimerHandle
@@ -98,7 +98,7 @@ class Wire(asyncio.BufferedProtocol):
 
     @property
     def certified(self) -> tuple[str, str] | None:
-        """The name and the unit in the other end's certificate. Over plain TCP, which is loopback alone, None."""
+        """The name and the unit in the other end's certificate. None over plain TCP, which is for loopback only."""
         if self._transport.get_extra_info("sslcontext") is None:
             return None
         found = self._transport.get_extra_info("peercert") or {}
@@ -115,7 +115,7 @@ class Wire(asyncio.BufferedProtocol):
         return "" if found == name else f"its certificate is that of {found or 'nobody'}, not of {name}"
 
     def send(self, *packets: Packet) -> bool:
-        """Send packets at once; False where the connection has ended, or its other end has not read for too long."""
+        """Send packets at once; False if the connection has ended, or its other end has not read for too long."""
         if self._transport.is_closing() or self._transport.get_write_buffer_size() > UNSENT_MAX:
             return False
         checked = self.version >= CHECKED_SINCE
@@ -134,15 +134,15 @@ class Wire(asyncio.BufferedProtocol):
         return True
 
     async def drained(self) -> None:
-        """Return when little of what was sent waits here, or the connection has ended."""
+        """Wait until little of what was sent waits here, or the connection has ended."""
         await self._writable.wait()
 
     def hold(self, size: int) -> None:
-        """Take note of so many bytes more that wait for the taker, until `done`."""
+        """Count so many more bytes that wait for the taker, until `done`."""
         self._unread += size
 
     def done(self, size: int) -> None:
-        """Take note that a packet of that size was dealt with."""
+        """Note that a packet of that size was handled."""
         self._unread -= size
         if self._paused and self._unread <= UNREAD_MAX // 2:
             self._paused = False
@@ -150,7 +150,7 @@ class Wire(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def end(self, why: str, *, warn: bool = True) -> None:
-        """End the connection when what was sent is out; `warn`: it is the other end's fault."""
+        """End the connection after everything is sent; `warn`: it is the other end's fault."""
         if not self._transport.is_closing():
             self.why = why
             if warn:
@@ -160,18 +160,18 @@ class Wire(asyncio.BufferedProtocol):
             self._late = asyncio.get_running_loop().call_later(FIRST_WITHIN_S, self.cut)
 
     def end_now(self, why: str) -> None:
-        """End the connection, whatever is still to be sent."""
+        """End the connection without sending the rest."""
         self.end(why)
         self.cut()
 
     def cut(self) -> None:
-        """As `end_now`, without a word."""
+        """As `end_now`, without a line in the log."""
         self._transport.abort()
 
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; the first frame has to come soon."""
+        """Begin; the first frame must come soon."""
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
         self.heard = loop.time()
@@ -214,11 +214,11 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """Take note that much waits for the other end."""
+        """Note that many bytes wait for the other end."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Take note that it does not any more."""
+        """Note that few bytes wait for the other end again."""
         self._writable.set()
 
     def _keep(self, begin: int, wanted: int) -> None:
@@ -233,7 +233,7 @@ class Wire(asyncio.BufferedProtocol):
         self._filled = len(rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell that it is over."""
+        """Report that the connection has ended."""
         self._writable.set()
         self._late.cancel()
         if exc is not None and self.why == _CLOSED:
@@ -244,7 +244,7 @@ class Wire(asyncio.BufferedProtocol):
 
 
 def one_line(text: str) -> str:
-    """Return what somebody else said as a part of a line of a log, whatever it was."""
+    """Return text from the other end in a form that is safe in one line of a log."""
     return "".join([one if one.isprintable() else "?" for one in text[:_LINE_MAX]])
 
 

@@ -1,15 +1,15 @@
-"""Whose turn it is to look at a node's events, and what the event loop is to be told of them.
+"""Turns: which thread handles a node's events, and the calls into the event loop that follow.
 
-Owns that one thread at a time decides, and that what is to be said is said in the order in which it was decided. The
-hard idea: an event from a socket waits for no other thread to wake. The event loop looks at all that its sockets
-brought in one round, if nobody else has the turn; whoever has it sees to what is left when it ends.
+Owns that one thread at a time decides, and that its output is delivered in the order of the decisions. The hard idea:
+an event from a socket need not wait until another thread wakes. The event loop handles everything that its sockets
+brought in one round, if no other thread has the turn. A thread that ends its turn sees to the events that are left.
 
-Two threads take the turn. The event loop never waits for it, and leaves what waits for a sync to the node's own
-thread, which does. Whoever has the turn may wait for the log: for its lock, and where a segment ends for a sync that
-another thread is at, or for a transaction whose place another thread fills. So no other thread waits for the turn, or
-for the loop: the one that syncs, those that spill, read or ask post what they have to say, and the loop hears of it
-when it can. Nor does a turn wait for room: `events` and what goes out have no bound; what a socket brings has one, by
-credit, and the loop gives that back after its turn.
+Two threads take the turn. The event loop never waits for it, and leaves work that waits for a sync to the node's own
+thread, which does wait. The thread that has the turn may wait for the log: for its lock, at the end of a segment for a
+sync by another thread, or for a transaction whose place another thread fills. So no other thread waits for the turn or
+for the loop: the threads that sync, spill, read or ask post events, and the loop handles them when it can. A turn does
+not wait for room either: `events` and the output have no bound. Input from sockets is bounded by credit, which the
+loop returns after its turn.
 
 Source: docs/protocol.md, "The order of things".
 """
@@ -25,9 +25,9 @@ from types import TracebackType
 
 
 class Outbox:
-    """What is to be called in the event loop, in order, once a turn hands it out: what led to it is done then.
+    """The calls to make in the event loop, in order, once a turn hands them out: their causes are complete then.
 
-    Threads: `put`, `put_first` and `hand_out` in a turn, `deliver` in the loop's. To be made in the loop's thread.
+    Threads: `put`, `put_first` and `hand_out` in a turn, `deliver` in the loop's. Create it in the loop's thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,15 +43,15 @@ class Outbox:
         return get_ident() == self._thread
 
     def put(self, call: Callable[[], object]) -> None:
-        """Have something called after all that was put before."""
+        """Add a call after all others."""
         self._said.append(call)
 
     def put_first(self, call: Callable[[], object]) -> None:
-        """Have something called before all that is not handed out yet."""
+        """Add a call before all that are not handed out yet."""
         self._said.insert(0, call)
 
     def hand_out(self) -> None:
-        """Have the loop deliver what was put; where this is the loop's thread, it does so itself, after its turn."""
+        """Let the loop deliver the calls; in the loop's own thread it does so after its turn."""
         self._calls.extend(self._said)
         self._said.clear()
         if self._calls and not self._due and not self.is_here:
@@ -59,17 +59,17 @@ class Outbox:
             self._loop.call_soon_threadsafe(self.deliver)
 
     def deliver(self) -> None:
-        """Call what was handed out."""
+        """Make the calls that were handed out."""
         self._due = False
         while self._calls:
             self._calls.popleft()()
 
 
 class Turn:
-    """The events of one node, and the turns at them: `with` takes one, and waits for whoever has it.
+    """The events of one node, and the turns at them: `with` takes a turn, and waits for the thread that has it.
 
-    Threads: any may `post` and `wake`; `with` and `wait` in the node's own. `failure`: what has ended the last turn;
-    after it the loop takes none.
+    Threads: any may `post` and `wake`; `with` and `wait` in the node's own. `failure`: the error that ended the last
+    turn; after it the loop takes none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, out: Outbox, work: Callable[[], bool]) -> None:
@@ -85,7 +85,7 @@ class Turn:
         self._wanted = False  # by the node's own thread
 
     def post(self, event: object) -> None:
-        """Have an event looked at, in its turn; the loop does so once for all that its sockets have brought."""
+        """Post an event, to be handled in a turn; the loop takes one turn for all that its sockets have brought."""
         self.events.append(event)
         if not self._round_due:
             self._round_due = True
@@ -107,11 +107,11 @@ class Turn:
         self._out.deliver()
 
     def wake(self) -> None:
-        """Have the node's own thread take its turn."""
+        """Wake the node's own thread to take a turn."""
         self._wake.set()
 
     def wait(self, seconds: float) -> None:
-        """Return when the node's own thread is wanted, or after so many seconds."""
+        """Wait until the node's own thread is woken, or so many seconds."""
         if self._wake.wait(seconds):
             self._wake.clear()
 
@@ -133,7 +133,7 @@ class Turn:
 class Syncing:
     """The thread that syncs. Threads: `start` and `stop` any, the others in a turn.
 
-    A sync covers all that came until it begins, which is after a turn has looked at the end of the one before.
+    A sync covers everything that came before it begins. It begins after a turn has handled the end of the last one.
     """
 
     def __init__(self, sync: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
@@ -157,17 +157,17 @@ class Syncing:
         self._thread.join()
 
     def grew(self) -> None:
-        """There is more than was synced."""
+        """The log has grown since the last sync."""
         self._more = True
 
     def begin(self) -> None:
-        """Begin a sync, where there is more and none is under way."""
+        """Begin a sync, if the log has grown and no sync is running."""
         if self._more and not self._under_way:
             self._more, self._under_way = False, True
             self._wanted.set()
 
     def over(self) -> None:
-        """The end of a sync was looked at."""
+        """The end of a sync was handled."""
         self._under_way = False
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""What each node has durable, as the primary counts it, and the commit point that follows.
+"""Acks as the primary counts them, and the commit point that follows from them.
 
-The hard idea: an ack proves itself. Equal GTIDs are equal history, so a GTID that the primary's own log holds says that
-the other log is the same up to there; what it does not hold counts for nothing.
+The hard idea: an ack proves itself. Equal GTIDs mean equal history, so an acked GTID that the primary's own log holds
+says that the other log is the same up to there. A GTID that it does not hold is not counted.
 
 Source: docs/protocol.md, "Numbers" and "Elections" 4, 6 and 7; tokumx-replication (Write Concern).
 """
@@ -26,7 +26,7 @@ def may_ack(primary_epoch: int, own_epoch: int) -> bool:
 def note_ack(acks: AckTable, node: NodeId, ack: Ack, *, epoch: int, held: bool) -> bool:
     """Count an ack; return whether anything changed. `held`: the primary's log holds the acked GTID.
 
-    An ack of a log that went back since replaces what was acked before it.
+    An ack from a log that was rolled back replaces the earlier ack.
     """
     if ack.epoch != epoch:
         return False
@@ -42,14 +42,14 @@ def note_ack(acks: AckTable, node: NodeId, ack: Ack, *, epoch: int, held: bool) 
 
 
 def durable_at(acks: Mapping[NodeId, Ack], own: NodeId, own_durable: Gtid) -> dict[NodeId, Gtid]:
-    """Return by node what it has durable, the primary itself included."""
+    """Return what each node has durable, by node, the primary itself included."""
     return {own: own_durable} | {node: ack.durable for node, ack in acks.items() if node != own}
 
 
 def commit_point(config: GroupConfig, durable: Mapping[NodeId, Gtid], epoch: int) -> Gtid:
-    """Return up to where a majority has everything durable; `NO_GTID` where that ends in an earlier epoch.
+    """Return up to where a majority has everything durable; `NO_GTID` if that is in an earlier epoch.
 
-    What an earlier primary wrote is committed only with a record of this one's epoch behind it.
+    What an earlier primary wrote is committed only together with a later record of this primary's epoch.
     """
     copies = sorted([durable.get(node, NO_GTID) for node in config.copies], reverse=True)
     needed = copies_needed(config)

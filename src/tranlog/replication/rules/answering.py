@@ -1,7 +1,7 @@
-"""What is told to those who ask whether a write concern is met: clients, and whoever asks about a GTID.
+"""The answers to the question whether a write concern is met, for commits and for GTIDs.
 
-Owns the open questions of a primary, and when each one's time has come. The hard idea: a lax question never waits for a
-strict one, and nothing is told to be gone before a record of this reign is committed.
+Owns the open questions of a primary, and when each is answered. The hard idea: a lax question never waits for a strict
+one, and no transaction is reported as lost before a record of this reign is committed.
 
 Source: docs/protocol.md, "Write concern".
 """
@@ -33,7 +33,7 @@ class Answering(Reigning):
     ) -> None:
         """Ask whether `w` is met for a GTID; the answer is a `Tell`. Raises ConfigError for a `w` that cannot be met.
 
-        `wtimeout_ms` 0: for ever. None takes the group's default. `later`: it is looked at with the next event.
+        `wtimeout_ms` 0: no limit. None: the group's default. `later`: handle it with the next event.
         """
         mind, config = self.mind, self.config
         w = config.w if w is None else w

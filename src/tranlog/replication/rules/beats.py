@@ -1,8 +1,8 @@
-"""What a node knows of the others, and tells them: beats, epochs, configurations, commit points.
+"""Heartbeats: what a node knows of the others, and tells them: epochs, configurations, commit points.
 
 Owns a node's state as one value, and the first third of its decisions; `reign` adds elections, `core` following. The
-hard idea: a beat is a picture of its sender at a moment, and any beat may be lost, late or doubled. So each is
-believed for as long as nothing later has come, and for a few heartbeats.
+hard idea: a beat shows the state of its sender at one moment, and any beat may be lost, late or repeated. So a beat is
+valid until a later one comes, and for a few heartbeats at most.
 
 Source: docs/protocol.md, "Elections" 5, "Configuration", "States".
 """
@@ -41,7 +41,7 @@ from tranlog.replication.rules.syncup import holds
 
 
 class Peer(msgspec.Struct):
-    """What another node's beats have shown."""
+    """The state of another node, from its beats."""
 
     heard: int = NEVER
     state: int = STARTUP
@@ -55,7 +55,7 @@ class Peer(msgspec.Struct):
 
 
 class Handing(msgspec.Struct):
-    """A primary that steps down: to whom (NO_NODE: whoever is best), until when it tries."""
+    """A primary that steps down: its successor (NO_NODE: the best node), and until when it tries."""
 
     to: NodeId
     deadline: int
@@ -63,9 +63,9 @@ class Handing(msgspec.Struct):
 
 
 class Mind(msgspec.Struct):
-    """What a node has in mind and forgets when it ends. Times: its own clock's ms.
+    """The state of a node that is not stored. Times: ms of its own clock.
 
-    `is_gone`: the last primary that was heard has ended, and nobody was voted for since.
+    `is_gone`: the last known primary has ended, and this node has not voted since.
     """
 
     epoch: int
@@ -138,11 +138,11 @@ class Beating:
 
     @property
     def config(self) -> GroupConfig:
-        """The configuration that this node has; one without members where it has none yet."""
+        """The configuration of this node; one without members if it has none yet."""
         return self.stored.config or GroupConfig(group=self.stored.group)
 
     def ready(self) -> list[Effect]:
-        """Return what is to be done since the last call, in order."""
+        """Return the effects since the last call, in order."""
         out, self._out = self._out, []
         return out
 
@@ -158,11 +158,11 @@ class Beating:
 
     @property
     def shown(self) -> Gtid:
-        """Return up to where readers see this node's log: what is committed, once it is durable here too."""
+        """Return up to where readers see this node's log: the part that is committed, and durable here too."""
         return min(self.mind.committed, self.log.durable)
 
     def position(self) -> Position:
-        """Return how far this node's log is for its readers."""
+        """Return the position of this node's log for its readers."""
         mind, confirmed = self.mind, self.confirmed()
         if mind.state == PRIMARY and mind.committed.epoch == mind.epoch:
             self._freshness.led(mind.committed, confirmed)

@@ -1,4 +1,4 @@
-"""Is a write concern met, by whom, and what is answered.
+"""Whether a write concern is met, by which nodes, and the answer.
 
 Source: tokumx-replication (Write Concern); docs/protocol.md, "Write concern".
 """
@@ -22,7 +22,7 @@ PURGED = "purged"
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The answer. `timed out`, `failed over` and `purged` say nothing of a loss: it may be there, or come."""
+    """The answer. `timed out`, `failed over` and `purged` do not mean a loss: the transaction may be in the log."""
 
     kind: str
     gtid: Gtid
@@ -32,7 +32,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class OpenQuestion(msgspec.Struct, frozen=True):
-    """A question that is not answered yet. `deadline`: None for ever."""
+    """A question that is not answered yet. `deadline`: None for no limit."""
 
     number: int
     gtid: Gtid

@@ -1,4 +1,4 @@
-"""Who is in a group, and which change of that is allowed.
+"""The configuration of a group, and which changes of it are allowed.
 
 Owns members, their votes and roles, the two majorities, and the rule of one voter at a time. The hard idea: a witness
 votes and holds no copy, so the majority that elects and the majority of durable copies are two numbers.
@@ -80,7 +80,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     rollback_ddl: str = "refuse"
 
     def member(self, node: NodeId) -> Member | None:
-        """Return the member of that id; None where there is none."""
+        """Return the member with that id; None if there is none."""
         for member in self.members:
             if member.node == node:
                 return member
@@ -170,7 +170,7 @@ def _refused(option: str, value: object, why: str) -> ConfigError:
 
 
 def warnings(config: GroupConfig) -> list[str]:
-    """Return what is allowed and not wise."""
+    """Return warnings of what is allowed and not advisable."""
     count = len(config.voters)
     if count % 2:
         return []
@@ -188,9 +188,9 @@ def voters_changed(old: GroupConfig, new: GroupConfig) -> int:
 def change_refused(
     old: GroupConfig, new: GroupConfig, *, installed: Iterable[NodeId], committed: bool, copied: bool
 ) -> str | None:
-    """Return why a primary must not install `new` now; None where it may.
+    """Return why a primary must not install `new` now; None if it may.
 
-    `installed`: who has `old` durable. `committed`: whether a record of this primary's epoch is committed under `old`.
+    `installed`: the nodes that have `old` durable. `committed`: whether `old` has committed a record of this epoch.
     `copied`: whether what is committed has its majority of copies under `new` as well.
     """
     if new.group != old.group:

@@ -1,8 +1,8 @@
 """One node's decisions: packets and time in, effects out.
 
-Owns the order in which the rules are asked. A shell calls `step` with each packet, `tick` now and then, `logged` and
-`durable` when its log has more, and carries out what `ready` returns, in order. The hard idea: nothing is told before
-what it rests on is durable. A vote leaves behind its `Persist`, an ack names what the log says is durable, and
+Owns the order in which the rules are applied. A shell calls `step` with each packet, `tick` now and then, `logged` and
+`durable` when its log has grown, and carries out what `ready` returns, in order. The hard idea: nothing is sent before
+what it depends on is durable. A vote is sent after its `Persist`, an ack names what the log says is durable, and
 everything else may be lost at any moment.
 
 Source: docs/protocol.md, "Numbers", "The order of things", "Syncup", "Write concern".
@@ -137,7 +137,7 @@ class Core(Answering):
             mind.peers[node].heard = NEVER
 
     def rolled_back(self) -> None:
-        """The rollback or the restore that was asked for is done."""
+        """The rollback or the restore that this core ordered is done."""
         self.mind.state = REPLICA
         self._set_state(REPLICA)
         self.feeder.streams.clear()
@@ -147,7 +147,7 @@ class Core(Answering):
     # --- what people and clients ask ---
 
     def maintain(self, on: bool) -> None:
-        """Enter maintenance, or leave it as often as it was entered: no fetching, no reads, and a vote all the same."""
+        """Enter maintenance, or leave it as often as it was entered: the node votes, but neither fetches nor serves."""
         self.mind.maintenance = max(0, self.mind.maintenance + (1 if on else -1))
         if self.mind.state in (REPLICA, RECOVERING):
             self._set_state(REPLICA)
@@ -159,9 +159,9 @@ class Core(Answering):
         self.intake.stop()
 
     def restore(self, source: NodeId, after: Gtid | None = None) -> str | None:
-        """Have the log of another node take the place of this one's, whatever that holds; return why not.
+        """Replace this node's log by another node's, whatever it holds; return why that is not possible.
 
-        What this one may have alone comes after `after`; None: as far as the node knows that now.
+        Only this node may have the transactions after `after`; None: as far as the node knows that now.
         """
         mind, other = self.mind, self.config.member(source)
         if mind.state in (PRIMARY, WITNESS):
@@ -178,7 +178,7 @@ class Core(Answering):
         return None
 
     def gives_up(self) -> None:
-        """The log that this node has is about to be replaced."""
+        """Note that this node's log is about to be replaced."""
         self._owe(NO_GTID)
 
     def _owe(self, had: Gtid) -> None:
@@ -187,14 +187,14 @@ class Core(Answering):
             self._persist(owing=True, had=had)
 
     def keep_all(self, node: NodeId) -> None:
-        """Keep everything for a node that copies this log; a few heartbeats after the last call this ends."""
+        """Purge nothing while a node copies this log; ends a few heartbeats after the last call."""
         self.feeder.searching[node] = self.mind.now
         self._out.append(KeepFrom(f"restore.{node}", self.log.first))
 
     def reconfigure(self, new: GroupConfig, *, forced: bool = False) -> str | None:
-        """Install a configuration that `successor` made; return why not, None where it is. Raises ConfigError.
+        """Install a configuration that `successor` made; return why not, None if it was. Raises ConfigError.
 
-        `forced`: on any node, whatever is lost by it.
+        `forced`: on any node, even if transactions are lost by it.
         """
         check(new)
         mind = self.mind

@@ -1,6 +1,6 @@
-"""What the core wants done, in order: each is finished before the next is begun.
+"""The effects that the core orders: each is complete before the next begins.
 
-A shell carries them out: a `Persist` is durable before a `Send` behind it leaves.
+A shell carries them out: a `Persist` is durable before a `Send` after it is sent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tranlog.replication.rules.stored import Stored
 
 
 class Rest(msgspec.Struct, frozen=True):
-    """Where the rest of a transaction begins that goes out in parts: what its log wants to be told again."""
+    """The place of the rest of a transaction that is sent in parts, in a form that its log reads again."""
 
     record: Lsn
     offset: int
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """Whole records up to `last`. `chunks`: the one record refers to the chunks of `oid`, which it returns from a
-    number on. `rest`: these bytes are a part of that one transaction, and not the last one."""
+    """Whole records up to `last`. `chunks`: yields, from a number on, the chunks of `oid` to which the one record
+    refers. `rest`: these bytes are a part of that one transaction, and not the last part."""
 
     raw: bytes
     last: Gtid
@@ -41,7 +41,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def first(self) -> Seqno:
-        """The first seqno held; that of the next transaction where the log is empty."""
+        """The first seqno held; that of the next transaction if the log is empty."""
 
     @property
     def last(self) -> Gtid:
@@ -53,13 +53,13 @@ class ReplicatedLog(Protocol):
 
     @property
     def mark(self) -> int:
-        """How often the log went back."""
+        """How often the log was rolled back."""
 
     def gtid(self, seqno: int) -> Gtid | None:
-        """Return the GTID at a seqno; None where the log holds none."""
+        """Return the GTID at a seqno; None if the log holds none."""
 
     def h(self, seqno: int) -> int:
-        """Return what equal histories have in common at a seqno that is held; 0 where nothing is known."""
+        """Return the running hash at a seqno that is held, which equal histories share; 0 if unknown."""
 
     def last_of_epoch(self, epoch: int) -> Gtid:
         """Return the last GTID of that or an earlier epoch; `NO_GTID` where none is held."""
@@ -81,7 +81,7 @@ class ReplicatedLog(Protocol):
         """Return how many chunks each transaction has that is still open, by its oid."""
 
     def open_chunks(self, have: Mapping[bytes, int]) -> Iterable[RawChunk]:
-        """Yield the chunks of transactions that are still open, each one's in order, without so many of each."""
+        """Yield the chunks of open transactions, each transaction's in order, after so many of each."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class BeginReign(Effect, frozen=True):
 
 
 class EndReign(Effect, frozen=True):
-    """The node is primary no more: open transactions, allocations and waiting commits end."""
+    """The node is not primary any more: open transactions, allocations and waiting commits end."""
 
 
 class KeepAlive(Effect, frozen=True):
@@ -127,7 +127,7 @@ class Put(Effect, frozen=True):
 
 
 class DropParts(Effect, frozen=True):
-    """Forget the parts of a transaction whose others will not come."""
+    """Forget the parts of a transaction whose other parts will not come."""
 
 
 class PutChunk(Effect, frozen=True):
@@ -153,8 +153,8 @@ class RollBack(Effect, frozen=True):
 
 
 class Restore(Effect, frozen=True):
-    """Copy the log of that node in the place of this one, but save first what comes after `after`, which this one may
-    have alone; all of it where it does not hold that. `ordered`: by an operator. The node then begins anew."""
+    """Replace this log by a copy of that node's, after saving what comes after `after`, which only this log may have;
+    all of it if it does not hold `after`. `ordered`: by an operator. The node then starts again."""
 
     source: NodeId
     after: Gtid
@@ -162,7 +162,7 @@ class Restore(Effect, frozen=True):
 
 
 class KeepFrom(Effect, frozen=True):
-    """Keep what begins at this seqno from being purged, under this name; None: let it go."""
+    """Hold the log from this seqno on against purging, under this name; None: release the hold."""
 
     name: str
     seqno: int | None

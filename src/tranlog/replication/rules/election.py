@@ -1,7 +1,7 @@
-"""Who gets a vote, and who stands.
+"""The rules of an election: which candidate gets a vote, and which node stands.
 
-Owns the rules of an election, each a function or a line of its own; `core` asks them in turn. A vote is refused with a
-reason, which travels back to the candidate and is shown to people.
+Owns these rules, each a function or a line of its own; `core` applies them in turn. A vote is refused with a reason,
+which is sent to the candidate and shown to people.
 
 Source: docs/protocol.md, "Elections"; tokumx-replication (Safety).
 """
@@ -21,7 +21,7 @@ PATIENCE_LEAST, PATIENCE_MOST = 4, 8
 
 
 class Voter(msgspec.Struct, frozen=True):
-    """What a voter's answer depends on. `last` is None for a witness, which has no log."""
+    """The facts on which a voter's answer depends. `last` is None for a witness, which has no log."""
 
     node: NodeId
     config: GroupConfig
@@ -41,7 +41,7 @@ LOST_ITS_LOG: Final = (
 
 
 def vote_refused(voter: Voter, candidate: NodeId, request: PreVote | Vote) -> str:
-    """Return why the candidate does not get this vote, empty where it gets it."""
+    """Return why the candidate does not get this vote; empty if it gets it."""
     own = voter.config.member(voter.node)
     if own is None or not own.votes or voter.state in (FATAL, REMOVED):
         return "I do not vote"
@@ -89,7 +89,7 @@ def heir(config: GroupConfig, alive: dict[NodeId, Gtid], least: Gtid, *, without
 
 
 def higher(config: GroupConfig, alive: dict[NodeId, Gtid], own: Member, last: Gtid) -> bool:
-    """Whether a node of higher priority is alive and caught up, for which this one waits."""
+    """Whether this node waits for one of higher priority that is alive and caught up."""
     return any(
         [
             one.electable and one.priority > own.priority and one.node in alive and alive[one.node] >= last

@@ -1,8 +1,8 @@
-"""What followers get next, and whom a node follows.
+"""The streams to followers, and the choice of the node to follow.
 
-Owns the streams of a source and the choice of a source. A stream is begun by a `Follow` that names the record before
-it, and each `Records` names the one before itself; so what is lost, doubled or late on the way is noticed by the
-follower, which begins a new stream. Nothing here remembers what was sent.
+Owns the streams of a source and the choice of a source. A `Follow`, which names the record before it, begins a stream,
+and each `Records` names the record before itself. So a follower notices lost, repeated or late packets, and begins a
+new stream. Nothing here remembers what was sent.
 
 Source: docs/protocol.md, "The order of things"; tokumx-replication (Large Transactions, Concurrency).
 """
@@ -38,11 +38,11 @@ LEFT_BEHIND_MS = 30_000
 
 
 class Stream(msgspec.Struct):
-    """One follower served: what was sent last, and how many bytes more may be sent.
+    """The stream to one follower: what was sent last, and how many more bytes may be sent.
 
-    `granted`: the credit while nothing is under way. `chunks`: how many it was sent of transactions whose record it was
-    not, by their oid, and `offsets` how much of the next one.
-    `part`: so many parts it was sent of the transaction after that, up to `rest`.
+    `granted`: the credit when nothing is under way. `chunks`: how many chunks were sent of transactions whose record
+    was not, by oid, and `offsets` how much of the next one. `part`: how many parts were sent of the next transaction,
+    up to `rest`.
     """
 
     number: int
@@ -57,13 +57,13 @@ class Stream(msgspec.Struct):
 
 
 class Feeder(msgspec.Struct):
-    """Those who follow this node, and those who search for where to begin, since when."""
+    """The followers of this node, and the nodes that search for their matchpoint, with the time since when."""
 
     streams: dict[NodeId, Stream] = {}
     searching: dict[NodeId, int] = {}
 
     def begin(self, node: NodeId, follow: Follow, log: ReplicatedLog) -> list[Effect]:
-        """Serve a follower from where it says; nothing where this log does not hold that transaction.
+        """Serve a follower from the transaction that it names; do nothing if this log does not hold it.
 
         The follower's own hold begins before that of its search ends, so that no purge passes in between.
         """
@@ -76,7 +76,7 @@ class Feeder(msgspec.Struct):
         return [KeepFrom(f"node.{node}", follow.after.seqno + 1), KeepFrom(f"restore.{node}", None)]
 
     def acked(self, node: NodeId, durable: Gtid, credit: int) -> list[Effect]:
-        """Give a follower more, and keep no longer what it has."""
+        """Give a follower more credit, and release the hold on what it has."""
         stream = self.streams.get(node)
         if stream is None:
             return []
@@ -84,7 +84,7 @@ class Feeder(msgspec.Struct):
         return [KeepFrom(f"node.{node}", durable.seqno + 1)]
 
     def pump(self, log: ReplicatedLog, committed: Gtid, epoch: int, wall: int) -> Iterator[Effect]:
-        """Yield what may be sent now: records, then chunks of what is still open, as far as credit and delay allow."""
+        """Yield what may be sent now: records, then chunks of open transactions, as far as credit and delay allow."""
         for node, stream in list(self.streams.items()):
             end: int = log.last.seqno
             if stream.after.seqno < log.first - 1:
@@ -174,11 +174,11 @@ class Candidate(msgspec.Struct, frozen=True):
 def choose_source(
     config: GroupConfig, own: NodeId, last: Gtid, epoch: int, alive: list[Candidate], primary: NodeId, wish: NodeId
 ) -> NodeId:
-    """Return whom to follow; NO_NODE for nobody.
+    """Return the node to follow; NO_NODE for none.
 
-    The one that was wished for, else the primary, else whoever is furthest ahead: alive, of no older epoch, holding
-    more than this node, not hidden, and not more delayed. Without a primary any node that holds more will do: a node
-    that can be elected may have to catch up with one that cannot.
+    The one that an operator chose, else the primary, else the node that is furthest ahead: alive, of no older epoch,
+    holding more than this node, not hidden, and not more delayed. Without a primary, any node that holds more is
+    allowed: a node that can be elected may have to catch up with one that cannot.
     """
     member = config.member(own)
     delay = 0 if member is None else member.delay_ms
@@ -213,7 +213,7 @@ class Intake(msgspec.Struct):
     dropped: bool = False
 
     def stop(self) -> None:
-        """Follow nobody; what was asked or sent before is not listened to any more."""
+        """Follow no node; ignore the answers to earlier questions, and earlier streams."""
         self.number += 1
         self.received = 0
         self.dropped |= self.part > 0

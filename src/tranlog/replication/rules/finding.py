@@ -1,8 +1,8 @@
-"""Whether a transaction is in the group's log, by its event id: which part of the log says so.
+"""The part of the log to search for a transaction by its event id.
 
-Owns how far a walk goes, and what it proves. The hard idea: GTIDs rise along the log, and what a client sends has a
-greater one than all that it saw before. So whatever lies at or below that need not be looked at, whether the log holds
-that very transaction or not.
+Owns how far a search goes, and what it proves. The hard idea: GTIDs rise along the log, and a client's transaction gets
+a greater one than all that the client saw before. So transactions at or below that GTID need not be searched, whether
+or not the log holds exactly that one.
 
 Source: docs/protocol.md, "Looking for a transaction".
 """
@@ -24,9 +24,9 @@ WALK_MOST = 50_000
 
 
 class LogPart(msgspec.Struct, frozen=True):
-    """What one walk looks at: from `first` to `upto`, both inclusive; nothing where `upto` lies below `first`.
+    """The range of one search: from `first` to `upto`, both inclusive; empty if `upto` is below `first`.
 
-    `complete`: nothing that was asked about lies before it. `is_last`: the log ends with it.
+    `complete`: nothing in question lies before it. `is_last`: the log ends with it.
     """
 
     first: int
@@ -36,7 +36,7 @@ class LogPart(msgspec.Struct, frozen=True):
 
 
 def part_to_walk(log: ReplicatedLog, after: Gtid | None, most: int = WALK_MOST) -> LogPart:
-    """Return the part to look at for what comes after `after`; None: the newest `most` transactions."""
+    """Return the part to search for what comes after `after`; None: the newest `most` transactions."""
     end = log.last.seqno
     if after is None:
         first = max(log.first, end + 1 - most)

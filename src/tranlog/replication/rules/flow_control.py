@@ -1,8 +1,8 @@
-"""Whether a primary lets its writers go on, and for whom they wait.
+"""Flow control: whether a primary's writers wait, and for which voter.
 
-Owns how many bytes of its log the nearest voter with data lacks. Acks name transactions and no bytes; so the primary
-remembers how its log has grown in this reign, and up to which transaction each time. The hard idea: who does not move
-holds up nobody. A voter whose acks stand still is like one that is gone, and then writers go on.
+Owns how many bytes of the log the nearest voter with data lacks. Acks name transactions, not bytes; so the primary
+remembers how its log has grown in this reign, with the transaction each time. The hard idea: a voter that makes no
+progress does not delay writers. If its acks stand still, it is treated as gone, and writers continue.
 
 Source: docs/protocol.md, "Flow control".
 """
@@ -24,9 +24,9 @@ _STEPS = 1024
 
 
 class FlowControl:
-    """What one primary knows of it.
+    """The flow control of one primary.
 
-    `nearest`: the voter that is the nearest, NO_NODE for none; `lag`: the bytes that it lacks.
+    `nearest`: the nearest voter, NO_NODE for none; `lag`: the bytes that it lacks.
     """
 
     def __init__(self, limit: int) -> None:
@@ -43,7 +43,7 @@ class FlowControl:
         self._spread: dict[bytes, tuple[int, int]] = {}
 
     def grew(self, last: Gtid, at: Lsn) -> None:
-        """Note the log's last transaction, and where that begins."""
+        """Note the log's last transaction and its place."""
         if last.epoch != self._epoch:
             self._epoch, self._size, self._ends, self._sizes, self._moved = last.epoch, 0, [last], [0], {}
         elif lsn_segment(at) != lsn_segment(self._at):
@@ -72,7 +72,7 @@ class FlowControl:
     def has_spread(self, oid: bytes, core: Core) -> bool:
         """Whether the record of a spilled transaction may be appended: enough followers were sent almost all of it.
 
-        Else whatever is committed after it would wait until they have. Where its chunks do not move, nobody waits.
+        Otherwise everything committed after it would wait for them. If its chunks make no progress, nothing waits.
         """
         config, mind, streams = core.config, core.mind, core.feeder.streams
         chunks = core.log.open_spills().get(oid, 0)

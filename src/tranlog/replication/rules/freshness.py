@@ -1,8 +1,8 @@
-"""How recent is what a node has committed, by no clock but its own.
+"""How recent a node's committed transactions are, by its own clock only.
 
-Owns one moment: all that the group had committed then is committed here. The hard idea: a primary that a majority has
-answered was the primary when it sent what they answered; and what another node echoes was said after one's own beat
-left. So both ages are differences of one clock each, and clocks that are hours apart do no harm.
+Owns one moment: everything that the group had committed then is committed here. The hard idea: a primary that a
+majority has answered was the primary when it sent the beat that they answered; and a beat that echoes one of ours was
+sent after ours. So both ages are differences on one clock each, and it does not matter if clocks differ by hours.
 
 Source: vlsn-index (consistency); docs/protocol.md, "The order of things".
 """
@@ -28,24 +28,24 @@ class Freshness:
         self._at = NEVER
 
     def sent(self, beat: int, now: int) -> None:
-        """Take note that the own beat of that number leaves now."""
+        """Note that this node sends its beat of that number now."""
         self._sent.append((beat, now))
 
     def sent_at(self, beat: int) -> int:
-        """Return when an own beat left; `NEVER` for one that is not remembered."""
+        """Return when a beat of this node was sent; `NEVER` if it is not remembered."""
         return next((at for one, at in self._sent if one == beat), NEVER)
 
     def told(self, committed: Gtid, echo: int, confirmed_ms: int, *, own: Gtid) -> None:
-        """Take a primary's word; `own`: up to where readers see this log.
+        """Take a primary's heartbeat; `own`: up to where readers see this log.
 
-        `echo`: the own beat that it had heard; `confirmed_ms`: how long before that word it sent what a majority has
-        answered since.
+        `echo`: this node's beat that the primary had received; `confirmed_ms`: how long before this heartbeat it sent
+        the beat that a majority has answered since.
         """
         self.at(own)
         self._keep(committed, self.sent_at(echo) - confirmed_ms)
 
     def led(self, committed: Gtid, confirmed: int) -> None:
-        """Take a primary's own word, which a majority has answered up to its beat `confirmed`."""
+        """Note, as primary, that a majority has answered the beats up to `confirmed`."""
         self._keep(committed, self.sent_at(confirmed))
 
     def _keep(self, committed: Gtid, at: int) -> None:
@@ -53,7 +53,7 @@ class Freshness:
             self._told.append((committed, at))
 
     def at(self, committed: Gtid) -> int:
-        """Return the moment, given up to where readers see what is committed here."""
+        """Return that moment, given up to where readers see the log here."""
         while self._told and self._told[0][0] <= committed:
             self._at = max(self._at, self._told.popleft()[1])
         return self._at

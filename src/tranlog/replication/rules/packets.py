@@ -1,8 +1,8 @@
-"""What nodes say to each other: each packet as a value and as bytes.
+"""The packets between nodes, as values and as bytes.
 
 Owns the frame, the bodies and their limits. A frame is eight bytes, then its body: a msgpack array of the packet's
-fields in order, or, for records and chunks, that array with its length before it and raw bytes behind it. A reader
-skips fields behind those that it knows, and takes the default for those that a sender of an older version does not
+fields in order, or, for records and chunks, that array with its length before it and raw bytes after it. A reader
+skips fields after those that it knows, and takes the default for those that a sender of an older version does not
 send.
 
 Source: docs/protocol.md.
@@ -67,14 +67,14 @@ State = Annotated[int, msgspec.Meta(ge=0, le=10)]
 
 
 class Packet(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What all packets share: nothing."""
+    """The base class of all packets."""
 
 
 class Hello(Packet, frozen=True):
     """A server's first word. `versions`: the lowest and the highest that it speaks.
 
-    `process`: drawn by each process of a node, 0 where it is not told; two at once are a node and a copy of it. `wall`:
-    its clock, ms since 1970, 0 where it is not told; for people alone.
+    `process`: a random number of the node's process, 0 if not given; two at once are a node and a copy of it. `wall`:
+    the node's clock, ms since 1970, 0 if not given; only shown to people.
     """
 
     group: str
@@ -112,7 +112,7 @@ class Join(Packet, frozen=True):
 
 
 class Welcome(Packet, frozen=True):
-    """The server goes on: the range that it holds, and the version of the protocol that both speak now.
+    """The server accepts: the range that it holds, and the version of the protocol that both speak now.
 
     `after`: the transaction that has the `from_event` of the Join.
     """
@@ -124,7 +124,7 @@ class Welcome(Packet, frozen=True):
 
 
 class JoinRefused(Packet, frozen=True):
-    """The server ends: why."""
+    """The server refuses, with the reason."""
 
     text: str
 
@@ -162,7 +162,7 @@ class Follow(Packet, frozen=True):
 
 
 class Records(Packet, frozen=True):
-    """Records as they lie in the sender's log, the first behind `after`, up to the end of `last`.
+    """Records as they lie in the sender's log, from the first after `after` up to the end of `last`.
 
     A large transaction comes alone and in parts, bytes that are cut anywhere: this is its `part`, from 0 on, and in all
     but the last one of them `last` is `after`.
@@ -194,7 +194,7 @@ class SpillChunk(Packet, frozen=True):
 
 
 class ChunksGone(Packet, frozen=True):
-    """The transaction of these chunks was given up."""
+    """The transaction of these chunks was aborted."""
 
     number: Count
     oid: bytes
@@ -203,7 +203,7 @@ class ChunksGone(Packet, frozen=True):
 class Ack(Packet, frozen=True):
     """Durable here up to `durable`, told to the primary of `epoch`.
 
-    `mark` rises with each start, and when the log goes back.
+    `mark` rises with each start, and with each rollback.
     """
 
     durable: Gtid
@@ -256,7 +256,7 @@ class Pulse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Heartbeat(Packet, frozen=True):
-    """What a node says of itself every heartbeat.
+    """A node's heartbeat.
 
     `echo`: the last pulse heard from the receiver. `stands`: it would be primary if it were asked to. `asks`: my log
     lost what was durable; name a commit point. `owed`: that commit point. `full`: the configuration itself, for who
@@ -308,7 +308,7 @@ class Part(Packet, frozen=True):
 
 
 class Commit(Packet, frozen=True):
-    """It is complete; answer when `w` is met, or after `wtimeout_ms` (0: never). An empty `w`: as the group has it.
+    """It is complete; answer when `w` is met, or after `wtimeout_ms` (0: never). An empty `w`: the group's default.
 
     `tstamp`, ms since 1970, and `tables`, None for too many to list, are those of the transaction's header. `epoch`:
     of the one reign that takes it; 0 for any. `shard`: of a large transaction, else Begin has it.
@@ -326,11 +326,11 @@ class Commit(Packet, frozen=True):
 
 
 class CommitAnswer(Packet, frozen=True):
-    """What became of a commit or of a question: `kind` is a word of `tranlog.replication.rules.concern`, or refused.
+    """The outcome of a commit or of a question: `kind` is a word of `tranlog.replication.rules.concern`, or refused.
 
-    Of a large transaction it may come before the Commit: it is ended, and nothing was written.
+    For a large transaction it may come before the Commit: it was aborted, and nothing was written.
 
-    `gtid` is `NO_GTID` where nothing was written. `primary`: the name of the primary, as far as the node knows it.
+    `gtid` is `NO_GTID` if nothing was written. `primary`: the name of the primary, as far as the node knows it.
     `text`: why it was refused.
     """
 
@@ -353,7 +353,7 @@ class AskConcern(Packet, frozen=True):
 
 
 class WaitConsistent(Packet, frozen=True):
-    """Answer when this node's log is so far: `kind` is at_least, within or latest."""
+    """Answer when this node's log has reached a position: `kind` is at_least, within or latest."""
 
     number: Count
     kind: str
@@ -369,7 +369,7 @@ class Who(Packet, frozen=True):
 
 
 class Primary(Packet, frozen=True):
-    """The answer to Who: the primary's node, empty where none is known, and who is in the group."""
+    """The answer to Who: the primary, empty if none is known, and the members of the group."""
 
     number: Count
     node: NodeId
@@ -378,7 +378,7 @@ class Primary(Packet, frozen=True):
 
 
 class GroupOrder(Packet, frozen=True):
-    """What an operator asks of the group, passed on to the primary: the order's name, and its body in JSON."""
+    """An operator's order, passed on to the primary: its name, and its body in JSON."""
 
     number: Count
     name: str
@@ -386,7 +386,7 @@ class GroupOrder(Packet, frozen=True):
 
 
 class OrderAnswer(Packet, frozen=True):
-    """What came of an order, in JSON: the answer, or where it was refused, why."""
+    """The answer to an order in JSON, or the reason why it was refused."""
 
     number: Count
     done: bool
@@ -394,7 +394,7 @@ class OrderAnswer(Packet, frozen=True):
 
 
 class Find(Packet, frozen=True):
-    """Which transaction after `after` has this event id? None: of the newest ones, as many as one walk takes.
+    """Which transaction after `after` has this event id? None: among the newest, as many as one search covers.
 
     Answered by the primary, once a majority has confirmed it, or after `timeout_ms`.
     """
@@ -406,9 +406,9 @@ class Find(Packet, frozen=True):
 
 
 class FindAnswer(Packet, frozen=True):
-    """What a walk has found: `kind` is a word of `tranlog.replication.rules.finding` or `concern`, or refused.
+    """The result of a search: `kind` is a word of `tranlog.replication.rules.finding` or `concern`, or refused.
 
-    `gtid`: which one it is. `first` and `upto`: the first and the last transaction that were looked at. `complete`:
+    `gtid`: of the transaction found. `first` and `upto`: the first and the last transaction searched. `complete`:
     nothing between `after` and `first` was left out.
     """
 
@@ -455,7 +455,7 @@ class DiskCall(Packet, frozen=True):
 
 
 class DiskAnswer(Packet, frozen=True):
-    """What came of it. `errno` 0: it was done; else `why`."""
+    """The result of a DiskCall. `errno` 0: it was done; otherwise `why`."""
 
     number: Count
     errno: Count = 0
@@ -515,7 +515,7 @@ KINDS: dict[int, type[Packet]] = {
 _KIND_OF = {packet: kind for kind, packet in KINDS.items()}
 _RECORDS = _KIND_OF[Records]
 WITH_RAW = frozenset(kind for kind, packet in KINDS.items() if packet.__struct_fields__[-1] == "raw")
-"""Kinds whose last field stands behind the array, as it is."""
+"""Kinds whose last field stands after the array, as it is."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(packet) for kind, packet in KINDS.items()

@@ -1,7 +1,7 @@
-"""What a client may do at a node, by the name in its certificate.
+"""The permissions of a client at a node, by the name in its certificate.
 
-Owns the permissions and what needs which. Over plain TCP, which is loopback alone, nobody has a name, and everybody may
-do everything.
+Owns the permissions, and which purpose needs which. Plain TCP is allowed on loopback only; there clients have no names,
+and all have every permission.
 
 Source: docs/replication.md, "TLS and permissions".
 """
@@ -19,7 +19,7 @@ Clients = Mapping[str, Sequence[Permission]]
 
 
 def permission_refused(clients: Clients, name: str, purpose: str) -> str:
-    """Return why the client of that name may not connect for a purpose; empty where it may."""
+    """Return why the client of that name may not connect for a purpose; empty if it may."""
     needed = NEEDED[purpose]
     if needed in clients.get(name, ()):
         return ""

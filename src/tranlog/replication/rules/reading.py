@@ -1,6 +1,6 @@
-"""Which node a reader goes to, and what it waits for there.
+"""The choice of the node to read, and the consistency for which a reader waits there.
 
-Each waiter is judged by itself, so none with a lax wish is kept by one with a strict wish.
+Each reader is judged by itself, so one with a lax consistency does not wait for one with a strict one.
 
 Source: vlsn-index (consistency).
 """
@@ -19,7 +19,7 @@ from tranlog.replication.rules.packets import NO_GTID, PRIMARY, READABLE
 
 
 class Preference(Enum):
-    """Where reads go."""
+    """The preferred role for reads."""
 
     PRIMARY = "primary"
     PRIMARY_PREFERRED = "primaryPreferred"
@@ -29,7 +29,7 @@ class Preference(Enum):
 
     @property
     def alone(self) -> Preference:
-        """What is preferred, without what may stand in for it."""
+        """The preferred role alone, without its substitutes."""
         return {Preference.PRIMARY_PREFERRED: Preference.PRIMARY, Preference.REPLICA_PREFERRED: Preference.REPLICA}.get(
             self, self
         )
@@ -48,9 +48,9 @@ class Readable(msgspec.Struct, frozen=True):
 def choose_node(
     nodes: Sequence[Readable], preference: Preference, tag_sets: Sequence[dict[str, str]] = ({},)
 ) -> NodeId:
-    """Return the node to read, NO_NODE where none fits.
+    """Return the node to read; NO_NODE if none fits.
 
-    Of the first tag set that any node has, the nearest. The primary has to fit a tag set only with `nearest`.
+    The nearest node with the first tag set that any node has. The primary must match a tag set only with `nearest`.
     """
     readable = [one for one in nodes if one.state in READABLE and not one.hidden]
     primary = [one for one in readable if one.state == PRIMARY]
@@ -78,10 +78,10 @@ def _fitting(nodes: Sequence[Readable], tag_sets: Sequence[dict[str, str]]) -> l
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a node's log is for its readers.
+    """The position of a node's log for its readers.
 
-    `shown`: up to where its readers see it; `fresh_at`: the node's clock, ms: all that was committed then they see;
-    `epoch` and `confirmed`: this node is the primary of that epoch, and its beat of that number a majority answered.
+    `shown`: up to where readers see it. `fresh_at`, by the node's clock in ms: they see everything committed then.
+    `epoch` and `confirmed`: this node is primary of that epoch, and a majority answered its beat of that number.
     """
 
     shown: Gtid
@@ -117,7 +117,7 @@ Consistency = None | AtLeast | Within | Latest
 
 
 def parse_consistency(text: str) -> Consistency:
-    """Read what a reader wishes: none, `at least GTID(1, 15)`, `within 500 ms`, latest. Raises ConfigError."""
+    """Parse a consistency: none, `at least GTID(1, 15)`, `within 500 ms`, latest. Raises ConfigError."""
     wish, _, rest = text.strip().partition(" ")
     if wish == "none" and not rest:
         return None
@@ -137,7 +137,7 @@ def parse_consistency(text: str) -> Consistency:
 
 
 def parse_preference(text: str) -> Preference:
-    """Read a preference, in any case. Raises ConfigError."""
+    """Parse a preference, in upper or lower case. Raises ConfigError."""
     for one in Preference:
         if one.value.lower() == text.lower():
             return one

@@ -1,4 +1,4 @@
-"""Elections and reigns: who stands, who is voted for, when a primary hands over.
+"""Elections and reigns: when a node stands, how it votes, when a primary hands over.
 
 Source: docs/protocol.md, "Elections".
 """
@@ -29,18 +29,18 @@ class Reigning(Beating):
 
     @property
     def accepts_writes(self) -> bool:
-        """Whether a transaction may be appended now: the primary, behind its no-op, and not about to step down."""
+        """Whether a transaction may be appended: the node is primary, its no-op is written, it is not stepping down."""
         mind = self.mind
         return mind.state == PRIMARY and mind.handing is None and self.log.last.epoch == mind.epoch
 
     def freeze(self, until: int) -> None:
-        """Do not stand before that moment; a moment that has passed ends it."""
+        """Do not stand for election before that moment; a moment in the past ends the freeze."""
         self.mind.frozen_until = until
 
     def hand_over(self, to: NodeId, within_ms: int, *, force: bool = False) -> bool:
-        """Step down in favour of a node, NO_NODE for the best; False where this one is not primary or does so already.
+        """Step down in favour of a node, NO_NODE for the best; False if this node is not primary or already does.
 
-        Commits stop until a replica has everything. If none has it in time, they go on, unless forced.
+        Commits stop until a replica has everything. If none has it in time, they continue, unless forced.
         """
         if self.mind.state != PRIMARY or self.mind.handing is not None:
             return False

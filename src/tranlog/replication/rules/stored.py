@@ -1,8 +1,8 @@
-"""What a node must not forget: its vote, its configuration, that it owes a commit point. Their bytes, in two slots.
+"""The durable state of a node: its vote, its configuration, whether it owes a commit point. Their bytes, in two slots.
 
-The hard idea: both slots are written, and synced, one after the other, before anybody is told. A loss of power then
-harms only the one that is being written, whose content nobody was told; and a slot that is harmed later leaves the
-other with the same content. So no single harm makes a node forget a vote.
+The hard idea: both slots are written and synced, one after the other, before anything is sent. A loss of power damages
+only the slot that is being written, whose content was not sent yet; and if a slot is damaged later, the other one has
+the same content. So no single damage makes a node forget a vote.
 
 Source: docs/protocol.md, "Elections", "Configuration", "The file of a node".
 """
@@ -28,9 +28,9 @@ _NUMBER = struct.Struct(">Q")
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One node's memory. `epoch` and `candidate` are its last vote.
+    """The durable state of one node. `epoch` and `candidate` are its last vote.
 
-    `owing`: its log lost what was durable. `had`: up to where that was, where that is known; else `NO_GTID`.
+    `owing`: its log lost durable records. `had`: the last durable one, if known; otherwise `NO_GTID`.
     """
 
     group: str

@@ -1,4 +1,4 @@
-"""Where two histories part, and what a follower does about it.
+"""Syncup: where two histories diverge, and what a follower does then.
 
 Owns the search for the greatest common GTID, both sides of it, and the verdict. The hard idea: an epoch is written by
 one primary, so two logs that hold an epoch hold the same beginning of it. A question and an answer are then enough for
@@ -21,7 +21,7 @@ from tranlog.replication.rules.packets import NO_GTID, Here, Where
 
 
 class Verdict(Enum):
-    """What a follower does once it knows the matchpoint."""
+    """The decision of a follower that knows the matchpoint."""
 
     STREAM = "stream"
     ROLL_BACK = "roll back"
@@ -39,7 +39,7 @@ class SyncupFinding(msgspec.Struct, frozen=True):
 
 
 def holds(log: ReplicatedLog, gtid: Gtid) -> bool:
-    """Whether a log holds this very transaction; before everything is held by a log from its beginning."""
+    """Whether a log holds exactly this transaction; a log from its beginning holds the place before everything."""
     if gtid == NO_GTID:
         return log.first == 0
     return log.gtid(gtid.seqno) == gtid
@@ -55,7 +55,7 @@ def _question(log: ReplicatedLog, gtid: Gtid, number: int) -> Where:
 
 
 def answer(log: ReplicatedLog, where: Where, epoch: int) -> Here:
-    """Return the source's answer: the GTID asked for where it has it, else its last of that or an earlier epoch."""
+    """Return the source's answer: the GTID asked for if it has it, else its last of that or an earlier epoch."""
     found = where.gtid if holds(log, where.gtid) else _at_or_below(log, where.gtid)
     h = log.h(found.seqno) if holds(log, found) else 0
     return Here(number=where.number, asked=where.gtid, found=found, h=h, first=log.first, last=log.last, epoch=epoch)
@@ -86,7 +86,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def judge(log: ReplicatedLog, here: Here, committed: Gtid, limits: Limits) -> SyncupFinding:
-    """Return the verdict on a search that is over."""
+    """Return the verdict after a search."""
     last, found = log.last, here.found
     if not holds(log, found) or (found == NO_GTID and here.first != 0):
         if here.last < last:
@@ -136,7 +136,7 @@ ROLLBACK_STEPS = (SAVE, MARK)
 
 
 def rollback_id(saved: Mapping[int, tuple[Gtid, Gtid]], matchpoint: Gtid, last: Gtid) -> int:
-    """Return the number of a rollback: that of one for the same ends, which a crash cut off; else the next, from 0."""
+    """Return the number of a rollback: that of an interrupted one with the same ends, else the next, from 0."""
     for rid, ends in saved.items():
         if ends == (matchpoint, last):
             return rid
@@ -179,7 +179,7 @@ def saved_rows(newest_first: Iterable[Going], rid: int, time: int) -> Iterator[S
 def handshake_refused(
     log: ReplicatedLog, *, source: str, last: Gtid, may_roll_back: bool, force: bool, heartbeat_ms: int
 ) -> str | None:
-    """Return why a server refuses a client whose last transaction is `last`; None where it goes on.
+    """Return why a server refuses a client whose last transaction is `last`; None if it accepts.
 
     The server confirms that the client's last seqno has the client's epoch. It may hold only the one before its first,
     of which it knows no epoch; or nothing yet.
@@ -206,7 +206,7 @@ def epochs_differ(source: str, last: Gtid, own: Gtid) -> str:
 
 
 def event_missing(source: str, event_id: str, first: int, upto: int) -> str:
-    """Return why a client is refused that wants to go on after an event id which the server does not find."""
+    """Return why a client is refused whose event id the server does not find."""
     return (
         f"Client handshake failure: no transaction from seqno {first} to {upto} has the event id {event_id!r}: "
         f"client source ID={source}"
@@ -214,5 +214,5 @@ def event_missing(source: str, event_id: str, first: int, upto: int) -> str:
 
 
 def heartbeat_refused(source: str) -> str:
-    """Return why a client is refused that wants no heartbeats."""
+    """Return why a client without heartbeats is refused."""
     return f"Client handshake failure: Heartbeat interval must be greater than 0: client source ID={source}"

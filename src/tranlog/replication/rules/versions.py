@@ -1,7 +1,7 @@
-"""Which version of the protocol two ends speak: the highest that both know.
+"""The version of the protocol between two ends: the highest that both know.
 
-Owns the agreement, and what is said where there is none. Each end names the lowest and the highest version that it
-speaks; a release that adds a version goes on speaking the one before it, so a group is upgraded a node at a time.
+Owns the agreement, and the error if there is none. Each end names the lowest and the highest version that it speaks. A
+release that adds a version also speaks the one before it, so a group can be upgraded a node at a time.
 
 Source: docs/protocol.md, "Handshake".
 """
@@ -15,15 +15,15 @@ from tranlog.replication.rules.packets import PROTOCOL_LOWEST, PROTOCOL_VERSION
 
 
 class Versions(NamedTuple):
-    """What one end speaks; both ends inclusive."""
+    """The versions that one end speaks, both limits inclusive."""
 
     lowest: int
     highest: int
 
     def agreed(self, others: Sequence[int]) -> int | None:
-        """Return the version for a connection to whoever speaks from the least of `others` to the greatest.
+        """Return the version for a connection to an end that speaks `others`, from the least to the greatest.
 
-        None where there is none.
+        None if there is none.
         """
         if not others:
             return None
@@ -36,7 +36,7 @@ SPOKEN: Final = Versions(PROTOCOL_LOWEST, PROTOCOL_VERSION)
 
 
 def versions_differ(one: str, ones: Sequence[int], other: str, others: Sequence[int]) -> str:
-    """Return what to say where nothing is agreed; `one` and `other` name the ends."""
+    """Return the error if there is no agreement; `one` and `other` name the ends."""
     return f"{one} speaks {_text(ones)}, and {other} {_text(others)}; update the older one"
 
 
