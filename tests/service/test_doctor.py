@@ -64,7 +64,7 @@ def test_nothing_is_wrong_before_the_first_start_and_after_it(folder: Path, caps
     assert main(["capture", "--once"]) == 0
     open_target(TargetOptions(kind="sqlite", path="target.db")).close()
     found = doctor(capsys)
-    assert found["target", "position"]["text"] == "the next start goes on behind seqno -1"
+    assert found["target", "position"]["text"] == "the next start goes on after seqno -1"
     assert found["target", "tables"]["severity"] == "warning"  # the log holds its CREATE TABLE
     assert found["source", "keys"]["severity"] == "fine"
 
@@ -101,7 +101,7 @@ def test_what_a_start_refuses_of_a_target_is_found(folder: Path, capsys: pytest.
         db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n)")
     assert doctor(capsys)["target", "tables"]["severity"] == "fine"
     assert main(["position", "set", "1", "-y"]) == 0
-    assert doctor(capsys)["target", "position"]["text"] == "the next start goes on behind seqno 1"
+    assert doctor(capsys)["target", "position"]["text"] == "the next start goes on after seqno 1"
     with apsw.Connection("target.db") as db:
         db.execute("UPDATE tranlog_channel SET applied_seqno = 99")
     assert doctor(capsys, wrong=1)["target", "position"]["severity"] == "wrong"

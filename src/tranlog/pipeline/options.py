@@ -1,4 +1,4 @@
-"""What a pipeline applies, from where to where, and how: the options of a run, each with its default.
+"""The options of a run: what a pipeline applies, from where to where, and how, each with its default.
 
 Source: docs/parallel-apply.md.
 """

@@ -1,7 +1,7 @@
-"""A pipeline as an object: source, filters, target, channels; run it, stop it, see where it stands.
+"""A pipeline as an object: source, filters, target, channels; run it, stop it, read its status.
 
-Owns nothing but the form: it is `apply` with its options, for programs. What a run means, raises and reports is
-`run_apply`'s, what a status shows `view`'s.
+Owns only the form: it is `apply` with its options, for programs. `run_apply` documents a run, its errors and its
+reports, `view` what a status shows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a channel counts: transactions, changes, where its time went, and how much of that the target knows.
+"""The counters of a channel: transactions, changes, time spent, and which of that the target has.
 
-Owns the counters between two positions. What is counted comes to light beside a position, in the same target
-transaction; so an entry is made before it, and booked after it.
+Owns the counters between two positions. Counters are stored with a position, in the same target transaction; so an
+entry is made before the transaction, and booked after it.
 
 Source: docs/parallel-apply.md.
 """
@@ -24,9 +24,9 @@ from tranlog.target.target import ChannelRow
 
 @dataclass(frozen=True, slots=True)
 class AccountEntry:
-    """What a target transaction makes of the accounts. `whole`: it is the walk's whole way, with all that is pending.
+    """The accounts as of a target transaction. `whole`: it includes everything read so far, and all that is pending.
 
-    `changes`, `bytes`: as known before it; of a stream more is known after it.
+    `changes`, `bytes`: as known before it; for a stream, more is known after it.
     """
 
     group: Sequence[Taken]
@@ -37,15 +37,15 @@ class AccountEntry:
     bytes: int
 
     def text(self) -> str:
-        """Return what stands beside the position."""
+        """Return the text that is stored with the position."""
         return self.stats.text(self.counters)
 
 
 class Accounts:
     """One channel's. Threads: one.
 
-    `pending`: what the group does not hold: no-ops, waits, what was only known afterwards. `waiting`: what the next
-    position tells of a wait.
+    `pending`: what is not in a group: no-ops, waits, what was known only afterwards. `waiting`: the wait that the next
+    position reports.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -58,7 +58,7 @@ class Accounts:
         self.waiting: Waiting | None = None
 
     def read(self, row: ChannelRow) -> None:
-        """Go on from what stands beside a position; of what is pending keep what no reading of the log repeats."""
+        """Continue from the counters of a position; keep pending ones that reading the log again does not repeat."""
         self._stored = Counters.parse(row.stats)
         self._stats = ChannelStats.parse(row.stats)
         kept = self.pending
@@ -67,18 +67,18 @@ class Accounts:
 
     @property
     def owed(self) -> bool:
-        """Whether there is something to publish though no position has moved."""
+        """Whether there are counters to publish although no position has moved."""
         return bool(self.pending.changes) or self.waiting is not None
 
     def spent(self, on: str) -> None:
-        """Count the time since the last call as spent on this."""
+        """Add the time since the last call to this activity."""
         now = self._clock.monotonic()
         pending = self.pending
         setattr(pending, on, getattr(pending, on) + max(0, round((now - self._mark) * 1e6)))
         self._mark = now
 
     def passed(self, taken: Taken, *, filtered: int) -> None:
-        """Count a transaction of which there is nothing to apply."""
+        """Count a transaction with nothing to apply."""
         self._count(self._stats, taken)
         self.pending += Counters(
             transactions=1, bytes=taken.bytes, serial=int(taken.serial), sections=int(taken.opens), filtered=filtered
@@ -95,7 +95,7 @@ class Accounts:
     def entry(
         self, group: Sequence[Taken], walk: Walk, upto: Seqno, missed: tuple[TableName, ...] = ()
     ) -> AccountEntry:
-        """Return what is to stand beside the position `upto`, when this group is in the target.
+        """Return the entry to store with the position `upto`, together with this group.
 
         `missed`: tables at which a dependency of the group was missed.
         """
@@ -128,7 +128,7 @@ class Accounts:
         return AccountEntry(group, whole, counters, stats, changes, size)
 
     def book(self, entry: AccountEntry, *, apply_us: int = 0, commit_us: int = 0) -> None:
-        """Note that an entry is in the target, and what that took."""
+        """Note that an entry is in the target, and how long that took."""
         self._stored, self._stats = entry.counters, entry.stats
         if entry.group:
             self._stats.block_us = apply_us

@@ -1,6 +1,7 @@
-"""A task's claim of its channel's row at the target: the token by which it may move the position, and the meeting.
+"""A task's claim of its channel's row at the target: the token with which it may move the position, and its meetings.
 
-Owns the connection to the target and what is asked there beside applying. Exactly once is the target's guarded update.
+Owns the connection to the target, and the queries there besides applying. The target's guarded update makes it exactly
+once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Claim:
         return self._target
 
     def take(self) -> ChannelRow:
-        """Claim the channel, again after a failure; return its row. Raises ReplacedError where another task has it."""
+        """Claim the channel, again after a failure; return its row. Raises ReplacedError if another task has it."""
         task = self._task
         if self._target is None:
             self._target = self._open_target()
@@ -58,7 +59,7 @@ class Claim:
         return row
 
     def meet(self) -> Meeting:
-        """Read where the others stand and what the driver asks for. Raises ReplacedError."""
+        """Read the positions of the other channels and the driver's requests. Raises ReplacedError."""
         task = self._task
         meeting = self.target.positions.meet(self._pipeline)
         if meeting.token != task.driver_token or task.channel not in meeting.applied:
@@ -77,7 +78,7 @@ class Claim:
         return TargetPositionError(where=self.target.where, pipeline=self._pipeline, why=why)
 
     def ask_all_to_stop(self) -> None:
-        """Tell the other channels to end, since they may wait for this one; the driver reads why in the result."""
+        """Tell the other channels to end, since they may wait for this one; the result has the reason."""
         task = self._task
         try:
             if self._target is None:
@@ -91,7 +92,7 @@ class Claim:
             logger.warning("could not ask the other channels to stop channel=%d why=%s", task.channel, exc)
 
     def reconnect(self) -> None:
-        """Open another connection, where that is possible."""
+        """Open another connection, if that is possible."""
         try:
             if self._target is not None:
                 self._target.reconnect()
@@ -105,6 +106,6 @@ class Claim:
         return TargetUnavailableError(where="?" if self._target is None else self._target.where, why=exc.why)
 
     def close(self) -> None:
-        """Let go of the target; closing twice is harmless."""
+        """Close the connection to the target; closing twice is harmless."""
         if self._target is not None:
             self._target.close()

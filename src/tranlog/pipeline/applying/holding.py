@@ -1,9 +1,9 @@
-"""A pipeline's hold on its log: what retention waits for, and what is known of the pipeline beside its target.
+"""A pipeline's hold on its log: it stops retention, and records the pipeline's progress outside its target.
 
-Owns reading and writing that one file of the log's folder. The hard idea: positions stand in the target alone, so a
-target that lost them looks like a new one. The hold is the second witness: it is written before the first task starts,
-says for which target, and how far that was; `progress.plan_start` holds it against what the target has. It is renewed
-about once a second, so a target may be further than it says, never less far.
+Owns reading and writing that one file of the log's folder. The hard idea: positions are stored only in the target, so a
+target that lost them looks like a new one. The hold is a second record: it is written before the first task starts, and
+names the target and how far that was; `progress.plan_start` compares it with the target. It is renewed about once a
+second, so a target may be ahead of it, but never behind it.
 
 Source: docs/format.md, "holds/NAME".
 """
@@ -33,14 +33,14 @@ _NOTHING: Final = "nothing applied at "
 
 
 def target_words(options: TargetOptions, target: Target) -> str:
-    """Return what a hold calls a target: its URL, or its kind and the file's full path."""
+    """Return the text by which a hold names a target: its URL, or its kind and the file's full path."""
     if options.in_file:
         return fit_holder(f"{options.kind} {options.absolute().path}")
     return fit_holder(target.where)
 
 
 def known_of(found: Hold | None, words: str) -> Known | None:
-    """Return what a hold tells of a pipeline that is to run at the target of these words; None: nothing."""
+    """Return what a hold records of a pipeline for the target of this name; None: nothing."""
     if found is None or words.startswith(_KEEPS_NO_ROWS) or found.holder.startswith((_KEEPS_NO_ROWS, _NOTHING)):
         return None
     there = "" if found.holder == words else found.holder
@@ -48,7 +48,7 @@ def known_of(found: Hold | None, words: str) -> Known | None:
 
 
 class Holding:
-    """One pipeline's hold, for one run. Threads: one. `note` is told once when retention will not wait."""
+    """One pipeline's hold, for one run. Threads: one. `note` is called once if retention will not wait."""
 
     def __init__(
         self, reader: ReadableLog, pipeline: str, *, disk: Disk, clock: Clock, note: Callable[[str], None]
@@ -64,7 +64,7 @@ class Holding:
         self._failed = False
 
     def known(self, words: str) -> Known | None:
-        """Read what the log knows of the pipeline; see `known_of`. One that cannot be read is as one that is not."""
+        """Read what the log records of the pipeline; see `known_of`. A hold that cannot be read counts as missing."""
         if not self._reader.keeps_holds:
             return None
         try:
@@ -74,25 +74,25 @@ class Holding:
             return None
 
     def begin(self, restart: Seqno, words: str) -> None:
-        """Say, before any task of ours can apply anything, for which target this pipeline needs the log from here.
+        """Record, before any task can apply anything, for which target this pipeline needs the log from here on.
 
-        From now on the log is not rolled back, until `renew` says how far the pipeline has come. Raises HoldError
-        where a rollback that is under way does not end.
+        From now on the log is not rolled back, until `renew` records the pipeline's progress. Raises HoldError if a
+        running rollback does not end.
         """
         self._write(restart, words, MAY_HAVE_ALL, sync=True)
         if self._reader.keeps_holds and not self._failed:
             await_rollback(self._log_dir, disk=self._disk, clock=self._clock)
 
     def renew(self, restart: Seqno, words: str, *, begun: bool, applied: Seqno | None) -> None:
-        """Say how far the target is by now; not `begun`: nothing was applied there, and no task is left that could.
+        """Record how far the target is; not `begun`: nothing was applied there, and no task is left that could.
 
-        `applied`: the greatest seqno that any channel has applied, where no task is left; None while there may be.
+        `applied`: the greatest seqno that any channel has applied, if no task is left; None while there may be one.
         """
         told = MAY_HAVE_ALL if applied is None else applied
         self._write(restart, words if begun else fit_holder(_NOTHING + words), told, sync=False)
 
     def close(self) -> None:
-        """Say that this run is over; closing twice is harmless."""
+        """Record that this run has ended; closing twice is harmless."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -1,8 +1,8 @@
-"""A large transaction on its way to the target, told beside the target: a line in the log's folder.
+"""Progress of a large transaction that is being applied: a line in the log's folder.
 
-Owns that file, its writing and its reading. The hard idea: what a channel tells of itself stands beside its position,
-and comes to light with it; inside one transaction that goes on for minutes it has no word there. So it has one here,
-written over itself once a second at most. Nothing is decided by it, and where it cannot be written nobody is told.
+Owns that file, its writing and its reading. The hard idea: a channel reports with its position, so it cannot report in
+the target while one transaction runs for minutes. So it reports here, overwriting the line at most once a second. The
+line is only informative; errors in writing it are ignored.
 
 Source: docs/format.md, "in_flight/NAME.CHANNEL".
 """
@@ -33,7 +33,7 @@ def _path(log_dir: str, pipeline: str, channel: int) -> str:
 
 
 class Telling:
-    """What one channel tells of the large transaction that it is in. Raises nothing. Threads: one."""
+    """One channel's report of the large transaction that it applies. Raises nothing. Threads: one."""
 
     def __init__(self, log_dir: str, pipeline: str, channel: int, *, disk: Disk, clock: Clock) -> None:
         self._path = _path(log_dir, pipeline, channel)
@@ -45,7 +45,7 @@ class Telling:
         self._next = 0.0
 
     def begin(self, seqno: Seqno, token: int, size_bytes: int | None) -> None:
-        """Tell that it begins, in an attempt with this token; nothing, where nobody knows how large it is."""
+        """Report the beginning, in an attempt with this token; do nothing if the size is not known."""
         now_ms = self._clock.now_ms()
         self._token = token
         self._told = None
@@ -54,7 +54,7 @@ class Telling:
             self.at(0, 0, now=True)
 
     def at(self, changes: int, read_bytes: int | None, *, now: bool = False) -> None:
-        """Tell how far it is, if it is time for it, or `now`. `read_bytes` None: everything is read."""
+        """Report the progress, if a report is due, or `now`. `read_bytes` None: everything is read."""
         told, clock = self._told, self._clock
         if told is None or not (now or clock.monotonic() >= self._next):
             return
@@ -74,7 +74,7 @@ class Telling:
             self._told = None
 
     def close(self) -> None:
-        """Tell nothing any more; closing twice is harmless."""
+        """Stop reporting; closing twice is harmless."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -83,9 +83,9 @@ class Telling:
 
 
 def read_in_flight(log_dir: str, pipeline: str, rows: Iterable[ChannelRow], *, disk: Disk) -> dict[int, InFlight]:
-    """Return what the channels of these rows are in, by channel; none where it is not told, or over.
+    """Return the large transactions of the channels of these rows, by channel; without those that have ended.
 
-    A line of an attempt before the row's, which a kill leaves behind, counts for nothing.
+    A line of an earlier attempt than the row's, left by a kill, is ignored.
     """
     found = {}
     for row in rows:

@@ -1,8 +1,8 @@
-"""What shards by key cost, and where they may stop: told from the transactions that the log ends with.
+"""Warnings about shards by key, from the last transactions of the log: their cost, and possible conflicts.
 
-Owns the two warnings. Whose a transaction is decides `channels`. The hard idea: a transaction of several keys is
-applied alone, and a row whose own key does not hold the shard's column may leave one shard and appear in another, which
-are not kept in order; neither is wrong, and both are better known before the first conflict, or before the first lag.
+Owns the two warnings; `channels` decides which channel applies a transaction. The hard idea: a transaction of several
+keys is applied alone. And a row whose own key does not contain the shard's column may move from one shard to another,
+and their order is not kept. Neither is an error, but the user should know before the first lag or conflict.
 
 Source: docs/operations.md, "Parallel queues".
 """
@@ -25,7 +25,7 @@ _MANY: Final = 0.3
 
 
 def key_notes(plan: ShardPlan, reader: ReadableLog) -> list[str]:
-    """Return what is to be said of shards by key; nothing by another rule, or of a log whose end cannot be read."""
+    """Return the warnings about shards by key; none with another rule, or if the log's end cannot be read."""
     if plan.by is not ShardBy.KEY:
         return []
     try:

@@ -1,10 +1,10 @@
 """Verification at a position, on the target's side: a snapshot there, its sums, and the verdict.
 
-Owns the snapshot that channel 0 opens where a verification stands in the log, and the thread that reads it while the
-channel goes on. The hard idea: such a transaction is serial, so when channel 0 takes it, the target holds all before it
-and nothing after it. That this task still had the channel when the snapshot was opened, the guarded update proves that
-stores the tables as open; only then the thread begins. Who ends before it has judged leaves them open, and the next
-task says that they are not judged.
+Owns the snapshot that channel 0 opens at a verification in the log, and the thread that reads it while the channel
+continues. The hard idea: such a transaction is serial, so when channel 0 takes it, the target holds all before it and
+nothing after it. The guarded update that stores the tables as open proves that this task still had the channel when the
+snapshot was opened; the thread begins only after that. A task that ends before the verdict leaves the tables open, and
+the next task stores that they are not judged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STOP_WAIT_S: Final = 10.0
 
 
 class VerdictDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told beside a verdict. `differences`: key, and what differs, with both values; `buckets` that differ."""
+    """The details of a verdict. `differences`: keys and differing columns, with both values; `buckets` that differ."""
 
     why: str = ""
     source_rows: int = 0
@@ -59,7 +59,7 @@ class VerdictDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveVerifying:
-    """One channel's verifications. Threads: the channel's, beside one for each verification."""
+    """One channel's verifications. Threads: the channel's, and one for each verification."""
 
     def __init__(self, task: ChannelTask, open_target: Callable[[], Target], loading: LoadingTables) -> None:
         self._pipeline = task.options.pipeline
@@ -70,7 +70,7 @@ class LiveVerifying:
         self._judging: dict[str, _Judging] = {}
 
     def stand(self, positions: TargetPositions) -> None:
-        """Say of what was left open by a task that ended that it is not judged."""
+        """Store "not judged" for the tables that an ended task left open."""
         for row in positions.read_verdicts(self._pipeline) if self._takes_steps else ():
             judging = self._judging.get(row.verify)
             if row.verdict == OPEN and not (judging and judging.token == row.token):
@@ -78,9 +78,9 @@ class LiveVerifying:
                 positions.judge(self._pipeline, msgspec.structs.replace(row, verdict=NOT_JUDGED, detail=detail.text()))
 
     def take(self, taken: Taken, metadata: Options, token: int) -> bool:
-        """Give a transaction what verifications mean for it; False: it is a step that stores nothing.
+        """Add to a transaction what verifications require; False: it is a step that stores nothing.
 
-        A step is taken with all before it in the target. Raises PayloadError.
+        A step is taken when all before it is in the target. Raises PayloadError.
         """
         mark = verify_mark_of(metadata) if taken.serial and metadata else None
         if mark is None:
@@ -136,7 +136,7 @@ class LiveVerifying:
                 judging.start()
 
     def finish(self, end: TaskEnd) -> TaskEnd:
-        """Wait at a limit for the verdicts of those verifications of which all sums of the source have come.
+        """Wait at a limit for the verdicts of the verifications for which all sums of the source are there.
 
         Returns `end`.
         """
@@ -145,7 +145,7 @@ class LiveVerifying:
         return end
 
     def close(self) -> None:
-        """End all that is not judged; closing twice is harmless."""
+        """End the verifications without a verdict; closing twice is harmless."""
         for verify in list(self._judging):
             self._drop(verify)
 
@@ -159,7 +159,7 @@ class LiveVerifying:
         return Chain(self._filters)
 
     def store(self, row: VerdictRow, stopped: threading.Event) -> None:
-        """Store a verdict, over a connection of its own; a target that fails is tried again."""
+        """Store a verdict, over a connection of its own; retry if the target fails."""
         for _ in range(_STORE_TRIES):
             try:
                 with contextlib.closing(self._open_target()) as target:

@@ -1,7 +1,7 @@
-"""How far each table is loaded, as a channel knows it: read from the target, moved by what it takes of a load.
+"""How far each table is loaded, as a channel knows it: read from the target, and moved by the steps that it takes.
 
-What a step means is `rules.loading`'s. The hard idea: every step is serial, so between two of them nothing changes; a
-channel that did not take the step reads the target again after the serial section, and has what holds from there on.
+`rules.loading` owns the meaning of a step. The hard idea: every step is serial, so nothing changes between two steps. A
+channel that did not take the step reads the target again after the serial section, and has the state from there on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tranlog.verification import VERIFY
 
 
 class LoadingTables:
-    """One channel's knowledge. Threads: one."""
+    """The loads as one channel knows them. Threads: one."""
 
     def __init__(self, pipeline: str, filters: Sequence[Filter]) -> None:
         self._pipeline = pipeline
@@ -41,7 +41,7 @@ class LoadingTables:
 
     @property
     def open(self) -> Loads:
-        """The tables that are not loaded to their end, as of the last transaction that was taken."""
+        """The tables that are not completely loaded, as of the last transaction taken."""
         return self._open
 
     def forget(self) -> None:
@@ -53,10 +53,10 @@ class LoadingTables:
         self._open = loading(loads)
 
     def take(self, taken: Taken, metadata: Options, chain: Chain | None, target: Target) -> bool:
-        """Give a transaction what loads mean for it; False: it is a step of a load that is not for this pipeline.
+        """Add to a transaction what loads require; False: it is a step of a load that is not for this pipeline.
 
-        A step counts from now on for what is taken after it, a gap for its own transaction too. Raises PayloadError;
-        FilterError, TargetTableError; what `target` raises.
+        A step applies to what is taken after it, a gap also to its own transaction. Raises PayloadError, FilterError,
+        TargetTableError, and as `target` does.
         """
         if self._loads is None:
             self._know(read_stored(target.positions.read_loads(self._pipeline)))

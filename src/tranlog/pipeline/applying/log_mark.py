@@ -1,4 +1,4 @@
-"""By what a log is told from another of the same name on another machine, and opening it where a task runs.
+"""Distinguishing a log from one of the same name on another machine, and opening it where a task runs.
 
 Source: docs/cluster.md, "Set up".
 """
@@ -16,7 +16,7 @@ from tranlog.log.reading.readable import ReadableLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMark:
-    """The first transaction that a log holds, by which it is told from another."""
+    """The first transaction of a log, which distinguishes it from another."""
 
     seqno: Seqno
     epoch: Epoch
@@ -26,7 +26,7 @@ class LogMark:
 
 
 def log_mark(reader: ReadableLog, seqno: Seqno | None = None) -> LogMark | None:
-    """Return a log's mark, or its transaction `seqno` as one; None where the log does not hold it."""
+    """Return a log's mark, or its transaction `seqno` as one; None if the log does not hold it."""
     first = reader.range().first_seqno
     wanted = first if seqno is None else seqno
     header = reader.header(wanted) if 0 <= first <= wanted else None
@@ -44,8 +44,8 @@ def log_mark(reader: ReadableLog, seqno: Seqno | None = None) -> LogMark | None:
 def open_log(log_dir: str, *, checksum: bool, mark: LogMark | None) -> ReadableLog:
     """Open the log where a task runs, maybe on another machine than its driver; `mark`: of the driver's, on a cluster.
 
-    Raises LogMissingError, LogUnreadableError; on a cluster EngineError, naming host and path, where there is none or
-    another one.
+    Raises LogMissingError, LogUnreadableError; on a cluster EngineError, naming host and path, if the log is missing or
+    is another one.
     """
     here = socket.gethostname()
     remedy = (

@@ -1,7 +1,6 @@
 """Which shard is whose: the assignment as the target has it, read once and extended by shards seen for the first time.
 
-Owns the table in memory. The rule is the plan's, in `channels`; that all channels get the same answer, whoever asks
-first, is the target's.
+Owns the table in memory. The plan's rule is in `channels`; the target makes sure that all channels get the same answer.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tranlog.target.target import Target
 
 
 class Owners:
-    """The owners of shards, as `ShardPlan.owner` has them. Threads: one.
+    """The owners of shards, as `ShardPlan.owner` defines them. Threads: one.
 
     `known`: those that were asked for, but of keys, which may be as many as rows. `foreign`: of these the shards that
     other channels than `channel` own, as headers have them; empty where that is None. `check` is called where a channel

@@ -1,8 +1,8 @@
-"""The tables that a log's next transactions go to, looked at before any of them is applied.
+"""A check of the tables of the log's next transactions, before any of them is applied.
 
-Owns which tables a pipeline concerns: those that headers name, after its filters. Whether a table takes rows is the
-target's to say. The hard idea: a start reads a bounded part of the log, up to the first statement, which may change
-what the target has; what only comes after that is left to the first row of a table.
+Owns which tables a pipeline concerns: those that headers name, after its filters. The target decides whether a table
+takes rows. The hard idea: a start reads a bounded part of the log, up to the first statement, which may change the
+target's tables. Tables that come only after that are checked with their first row.
 
 Source: docs/operations.md, "What each database needs".
 """

@@ -1,4 +1,4 @@
-"""What a channel's task is told, and what it hands back: plain values, which travel pickled to where Spark runs it."""
+"""The input and the result of a channel's task: plain values, which Spark sends pickled to where the task runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelTask:
-    """All that a task needs to know; it travels pickled to wherever Spark runs it.
+    """The input of a task; Spark sends it pickled to where the task runs.
 
-    `options` are the run's, with paths that hold in any folder; of `retry_s` a task takes what it may try by itself,
-    then it is the driver who lets the channel pause. `until`: the last seqno to apply, inclusive; None: run on.
-    `watch`: a limit to be told from the headers after `watch_after`, up to which the driver has looked.
+    `options` are the run's, with absolute paths; a task retries by itself for its part of `retry_s`, and after that the
+    driver pauses the channel. `until`: the last seqno to apply, inclusive; None: no limit. `watch`: a limit to look for
+    in the headers after `watch_after`, up to which the driver has looked.
     """
 
     options: ApplyOptions
@@ -47,9 +47,9 @@ class TaskEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What a task hands back. Spark carries exceptions as text, so `error` travels here, as the object it is.
+    """The result of a task. Spark passes exceptions as text, so `error` is returned here, as an object.
 
-    `failing_s`: how long the target had not let it go on, where that is the error.
+    `failing_s`: how long the target has failed, if that is the error.
     """
 
     channel: int

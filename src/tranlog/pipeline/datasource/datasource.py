@@ -1,10 +1,9 @@
 """The log as a table that Spark can query, at once or as a stream: `spark.read.format("thl").load(directory)`.
 
-Owns the data source that Spark finds, its readers, and what Spark's own filters mean here. The options are
-`datasource_options`', batches are the log's own (`log.arrow`) from the first byte to Spark, streaming is
-`datasource_stream`'s. Reads like any other reader: from any process, without a lock, never past what is committed
-unless asked. The hard idea: the range of seqnos is fixed once, when the query or the micro-batch is planned, so that
-every task and every retry reads the same rows, however the log grows meanwhile.
+Owns the data source that Spark finds, its readers, and the meaning of Spark's own filters. `datasource_options` owns
+the options, `log.arrow` the batches, `datasource_stream` streaming. Reads like any other reader: from any process,
+without a lock, and not past what is committed unless asked to. The hard idea: the range of seqnos is fixed once, when
+the query or the micro-batch is planned. So every task and every retry reads the same rows, even if the log grows.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class ThlReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Cut what the log holds now into ranges. Raises as `open`; ConfigError, NotInLogError, PurgedError."""
+        """Split the log's current range into partitions. Raises as `open`; ConfigError, NotInLogError, PurgedError."""
         options = self.options
         with options.open() as reader:
             found = reader.range()
@@ -95,20 +94,20 @@ class ThlReader(DataSourceReader):
             return list(cut(reader, low, high, options.partitions)) or [SeqnoRange(0, -1)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """Yield Arrow batches. Raises what a cursor raises."""
+        """Yield Arrow batches. Raises as a cursor does."""
         assert isinstance(partition, SeqnoRange)
         return read_range(self.options, partition)
 
 
 class FilteringThlReader(ThlReader):
-    """Takes what Spark's filters say about seqno, shard, schema and table into its own range and selection.
+    """Uses Spark's filters on seqno, shard, schema and table for its own range and selection.
 
-    Spark refuses a reader that can do so unless `spark.sql.python.filterPushdown.enabled` is true: hence a class of
-    its own, for who asks by the option `pushFilters`.
+    Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is true. So it is a class of its own,
+    used with the option `pushFilters`.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep what is understood and yield the rest, for Spark to do."""
+        """Keep the filters that are supported and yield the others for Spark."""
         selection, low, high = self.options.selection, None, None
         words: dict[str, frozenset[str]] = {}
         rest: list[Filter] = []

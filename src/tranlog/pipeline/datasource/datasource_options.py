@@ -1,8 +1,8 @@
-"""What a query of the data source `thl` can ask for: its options, read once and checked.
+"""The options of the data source `thl`, read once and checked.
 
-Owns names, forms and combinations of the options, and what a start or an end means in a given log. The hard idea: a
-seqno and a GTID name one transaction, a time and an event id only find one, so these are looked up in the log once,
-when a query is planned or a stream begins, and are seqnos from then on.
+Owns names, forms and combinations of the options, and the meaning of a start or an end in a given log. The hard idea: a
+seqno and a GTID name one transaction, but a time or an event id must be looked up. This is done once, when a query is
+planned or a stream begins; from then on they are seqnos.
 
 | option | what it says |
 |---|---|
@@ -69,7 +69,7 @@ OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Where a query starts or ends, as it was asked for; nothing set means the log's own end."""
+    """The start or end of a query, as given by the options; if nothing is set, the log's own."""
 
     seqno: int | None = None
     gtid: Gtid | None = None
@@ -132,7 +132,7 @@ def check_gtid(log: LogReader, gtid: Gtid, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWish:
-    """A group whose log is read at a node, and which node; as `open_remote`. `tls`: authority, certificate, key."""
+    """The group and the node to read, as in `open_remote`. `tls`: authority, certificate, key."""
 
     url: str
     prefer: str = "nearest"
@@ -181,13 +181,13 @@ class QueryOptions:
         return LogReader.open(self.path) if self.node is None else self.node.open()
 
     def catch_up(self, reader: LogReader, seqno: Seqno) -> None:
-        """Wait for a node to hold what was seen at another one; what it still lacks then is not there."""
+        """Wait until a node holds what was seen at another one; what it still lacks then counts as missing."""
         if isinstance(reader, RemoteLog) and self.node is not None:
             reader.await_seqno(seqno, self.node.timeout_s)
 
 
 def parse_options(given: Mapping[str, str]) -> QueryOptions:
-    """Read Spark's options, whose names may be in any case. Raises ConfigError."""
+    """Parse Spark's options, whose names may be in upper or lower case. Raises ConfigError."""
     known = {name.lower(): name for name in OPTIONS}
     options: dict[str, str] = {}
     for name, value in given.items():
@@ -265,7 +265,7 @@ def _tags(options: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
 
 
 def narrowed(one: Selection, other: Selection) -> Selection:
-    """Return what both select."""
+    """Return the intersection of both selections."""
     return Selection(
         shards=_both(one.shards, other.shards),
         schemas=_both(one.schemas, other.schemas),

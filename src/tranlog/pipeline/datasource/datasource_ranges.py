@@ -1,7 +1,7 @@
 """Ranges of the log as Spark's tasks read them, for a query and for a stream.
 
-Owns the types that the log's columns have in Spark, the cutting of a range into tasks, and the one way from a range to
-batches. Which range it is, `datasource` and `datasource_stream` decide.
+Owns the types of the log's columns in Spark, the splitting of a range into tasks, and reading a range as batches.
+`datasource` and `datasource_stream` decide which range.
 """
 
 from __future__ import annotations

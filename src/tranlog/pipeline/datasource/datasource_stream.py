@@ -1,11 +1,11 @@
-"""The log as a stream in Spark: micro-batches of whole transactions, exactly once into whatever sink keeps its promise.
+"""The log as a stream in Spark: micro-batches of whole transactions, exactly once into sinks that support it.
 
-Owns the offsets and how far each micro-batch goes. What is read, and how, is `datasource_ranges`'. The hard idea: an
-offset is a GTID, "done up to and including", and the range of a micro-batch is (start, end]: Spark writes it down
-before it reads, so a batch that is run again reads the same transactions, or says that this log no longer holds them.
+Owns the offsets and the end of each micro-batch; `datasource_ranges` owns reading. The hard idea: an offset is a GTID,
+"done up to and including", and the range of a micro-batch is (start, end]. Spark stores it before it reads. So a batch
+that is run again reads the same transactions, or raises an error if this log no longer holds them.
 
-Shape of an offset: `{"gtid": "GTID(1, 15)"}`; where nothing has been read yet `{"before": 0}`, the seqno to begin
-with. What is reported as the latest has beside the GTID how far the stream is behind it: `lag_seqnos` and `lag_ms`.
+Shape of an offset: `{"gtid": "GTID(1, 15)"}`; before anything was read `{"before": 0}`, with the first seqno. The
+latest offset that is reported also has how far the stream is behind it: `lag_seqnos` and `lag_ms`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the end of the next micro-batch: committed, whole, within the limits, `start` if there is nothing.
 
-        Raises NotInLogError where this log is not the one that `start` was read from, PurgedError where it has given up
-        what comes next.
+        Raises NotInLogError if `start` was read from another log, PurgedError if this one has purged what comes next.
         """
         log = self._reader()
         done = self._check(start)
@@ -96,7 +95,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"gtid": str(header.gtid)}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take what is committed now for the end."""
+        """Use the current commit point as the end."""
         self._target = None
         self._target = self._last()
 
@@ -163,7 +162,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(cut(self._reader(), done + 1, last, self.options.partitions))
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """Yield Arrow batches. Raises what a cursor raises."""
+        """Yield Arrow batches. Raises as a cursor does."""
         assert isinstance(partition, SeqnoRange)
         return read_range(self.options, partition)
 
@@ -177,7 +176,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             hold(self._reader().path, self.options.hold, max(seqno, Seqno(0)), holder="a stream of Spark")
 
     def stop(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._log is not None:
             self._log.close()
             self._log = None

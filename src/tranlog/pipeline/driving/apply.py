@@ -1,9 +1,8 @@
 """The driver of a pipeline: take it at the target, run a Spark job for each channel, watch, report.
 
-Owns the life of one `tranlog apply`. What a start means is decided in `progress`, what a channel does is in
-`channel`; Spark only starts the tasks and tells when they are gone. The hard idea: nothing that matters passes
-through the driver. Positions, plan, tokens and the wish to stop are rows in the target, so a driver may die at any
-moment, and the next one takes the pipeline over from there.
+Owns one run of `tranlog apply`. `progress` decides how it starts, `channel` applies; Spark only starts the tasks and
+reports their end. The hard idea: no state is kept only in the driver. Positions, plan, tokens and the request to stop
+are rows in the target. So a driver may die at any moment, and the next one continues from there.
 """
 
 from __future__ import annotations
@@ -76,18 +75,17 @@ def run_apply(
     keep_spark: bool = False,
     plans: PlanOrders | None = None,
 ) -> ApplyResult:
-    """Run a pipeline until its limit, until `stop` is set, or until it cannot go on.
+    """Run a pipeline until its limit, until `stop` is set, or until an error ends it.
 
-    Ends: with `stop`, after the target transactions that are under way; with `abort` set before it, at once: they are
-    rolled back. `report` is called about once a second, in this thread. `spark`: run there instead of starting one;
-    it is left running. `keep_spark`: leave running what was started; the next run goes on with it, or with another in
-    its place, where it needs more slots. `plans`: an order put there while the pipeline runs changes its plan: the
-    channels end where they are, drain to one seqno by the old plan, and go on by the new one; then the order is
-    answered. A plan that cannot work is refused, in the answer and in a note, and the old one goes on. An order that
-    the run's end overtakes stays without an answer.
+    Ends: with `stop`, after the current target transactions; with `abort` set before it, at once: they are rolled back.
+    `report` is called about once a second, in this thread. `spark`: run there instead of starting one; it is left
+    running. `keep_spark`: leave the started one running; the next run uses it, or starts another one if it needs more
+    slots. `plans`: an order put there while the pipeline runs changes its plan: the channels stop, drain to one seqno
+    by the old plan, and continue by the new one; then the order is answered. A plan that cannot work is refused, in
+    the answer and in a note, and the old one continues. If the run ends first, the order is not answered.
 
     Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError and TargetPositionError (exit
-    code 3), PurgedError, and what a task could not cure: ConflictError, TargetTableError, DdlStopError, FilterError,
+    code 3), PurgedError, and the errors that end a task: ConflictError, TargetTableError, DdlStopError, FilterError,
     TargetUnavailableError, CorruptRecordError and other LogErrors.
     """
     options.check()
@@ -390,7 +388,7 @@ class _Driver:
         return self.seen
 
     def request_stop(self, upto: Seqno | None) -> None:
-        """Tell the tasks to go up to a seqno, or to run on."""
+        """Tell the tasks to stop at a seqno, or to run without a limit."""
         if upto is not None and self.ending:
             self._report.phase = "stopping"
         self._lease.request_stop(upto)

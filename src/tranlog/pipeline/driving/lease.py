@@ -1,8 +1,8 @@
-"""A run's lease of its pipeline: taken at the target, kept alive, and given back.
+"""A run's lease of its pipeline: taken at the target, kept alive, and released.
 
-Owns the token and the positions' rows as the driver reads and writes them, and the hold on the log that goes with
-them. What a start means is decided in `progress`. Nothing is retried here: a call that fails with
-TransientTargetError or TargetUnavailableError may be made again.
+Owns the token and the positions' rows as the driver reads and writes them, and the hold on the log that belongs to
+them. `progress` decides how a run starts. Nothing is retried here: a call that fails with TransientTargetError or
+TargetUnavailableError may be repeated.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _TICK_S: Final = 0.05
 
 
 def holder_name(now_ms: int) -> str:
-    """Return what `tranlog_pipeline` calls a driver that this process starts now."""
+    """Return the name in `tranlog_pipeline` of a driver that this process starts now."""
     since = datetime_text(Datetime(now_ms // 1000 * 1_000_000))
     return f"{socket.gethostname()} pid {os.getpid()} since {since} UTC"
 
 
 class Lease:
-    """One run's. `held`: from `take` to `release`. Threads: one. `note` is told where retention will not wait."""
+    """The lease of a run. `held`: from `take` to `release`. Threads: one. `note`: called if retention will not wait."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Lease:
         self.held = False
 
     def find(self) -> PipelineRow | None:
-        """Read the pipeline's row as it is before this run; None: it never ran."""
+        """Read the pipeline's row before this run; None: it never ran."""
         row = self._target.positions.read_pipeline(self._options.pipeline)
         self.token = 0 if row is None else row.token
         return row
 
     def moves(self, row: PipelineRow | None, until: float, stop: threading.Event) -> bool:
-        """Whether another driver moves what it was in `row`, looking once and then until the time has come."""
+        """Whether another driver changes the row since `row`: look once, and then until the given time."""
         if row is None or row.holder == NOBODY or self._options.take_over:
             return False
         while True:
@@ -99,7 +99,7 @@ class Lease:
                 return False
 
     def decide(self, wanted: ShardPlan, *, alive: bool) -> Run | Drain:
-        """Read what the target holds, and decide. Raises what a refusal stands for."""
+        """Read what the target holds, and decide. Raises the error of a refusal."""
         target, name = self._target, self._options.pipeline
         found = self._reader.range()
         if found.first_seqno == NO_SEQNO:
@@ -132,7 +132,7 @@ class Lease:
                 assert_never(plan)
 
     def take(self, wanted: ShardPlan) -> Run | Drain:
-        """Become the pipeline's driver, in two steps: first shut out all earlier tasks, then plan on what stands still.
+        """Become the pipeline's driver, in two steps: first exclude all earlier tasks, then plan on fixed positions.
 
         Positions that were read while an earlier task could still move them must never be written back.
         """
@@ -161,11 +161,11 @@ class Lease:
         return plan
 
     def leave_out(self, ranges: SeqnoRanges) -> None:
-        """Record what is not to be applied, before any task of this run can come to it."""
+        """Record the transactions to leave out, before any task of this run can reach them."""
         self._target.positions.leave_out(pipeline=self._options.pipeline, token=self.token, ranges=ranges.ranges)
 
     def rows(self) -> Sequence[ChannelRow]:
-        """Read where all channels stand. Raises TargetPositionError where not all of them do."""
+        """Read the rows of all channels. Raises TargetPositionError if one is missing."""
         target, name = self._target, self._options.pipeline
         rows = target.positions.read_channels(name)
         gone = sorted(set(range(self._channels)) - {row.channel for row in rows})
@@ -176,15 +176,15 @@ class Lease:
         return rows
 
     def keep_alive(self) -> None:
-        """Show that the driver lives. Raises ReplacedError where it is another by now."""
+        """Show that the driver is alive. Raises ReplacedError if another driver has replaced it."""
         self._target.positions.keep_alive(pipeline=self._options.pipeline, token=self.token)
 
     def request_stop(self, upto: Seqno | None) -> None:
-        """Tell the tasks to go up to a seqno, or to run on."""
+        """Tell the tasks to stop at a seqno, or to run without a limit."""
         self._target.positions.request_stop(pipeline=self._options.pipeline, token=self.token, stop_at_seqno=upto)
 
     def hold(self, rows: Sequence[ChannelRow]) -> None:
-        """Tell the log how far the target is; and, when no task is left, whether it is anywhere."""
+        """Record in the hold how far the target is; if no task is left, also whether anything was applied."""
         begun = self.held or not applied_nothing(rows, first=self._reader.range().first_seqno)
         applied = None if self.held else max((row.applied_seqno for row in rows), default=NO_SEQNO)
         self._holding.renew(self._needed_after(rows), self._words, begun=begun, applied=applied)
@@ -195,9 +195,9 @@ class Lease:
         return restart if begin is None else min(restart, begin)
 
     def release(self, error: TranlogError | None = None) -> None:
-        """Leave the pipeline to nobody: it also ends whatever task of this run might still be at work.
+        """Release the pipeline; this also ends tasks of this run that may still be running.
 
-        `error`: why the run ends; kept beside channel 0's position until the next run's first. Raises nothing of ours.
+        `error`: why the run ends; stored with channel 0's position until the next run. Raises none of our errors.
         """
         if not self.held:
             return
@@ -229,5 +229,5 @@ class Lease:
         )
 
     def close(self) -> None:
-        """Let go of the hold; closing twice is harmless."""
+        """Release the hold; closing twice is harmless."""
         self._holding.close()

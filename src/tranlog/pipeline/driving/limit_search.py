@@ -1,7 +1,7 @@
-"""Where a run's limit lies in what the log holds by now.
+"""The place of a run's limit in the log as it is now.
 
-Owns looking ahead of the channels. What a limit is, and how it is told from a header, is `limits`'; what comes into the
-log later the channels watch for themselves.
+Owns looking ahead of the channels. `limits` owns what a limit is, and how a header shows it. The channels watch for
+limits in transactions that enter the log later.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tranlog.pipeline.rules.progress import nearest_limit
 
 
 class LimitSearch:
-    """One run's. `restart` reads where the slowest channel stands. Threads: one.
+    """The search of one run. `restart` reads the position of the slowest channel. Threads: one.
 
-    A search may be long: `keep_alive` is called every `every_s` while it goes on, and `stop` ends it.
+    A search may be long: `keep_alive` is called every `every_s` meanwhile, and `stop` ends it.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class LimitSearch:
         """Up to where it was looked for in vain."""
 
     def look_ahead(self, until: Seqno | None) -> tuple[Seqno | None, Watched | None, Seqno]:
-        """Return the limit as a seqno where the log shows it, else what the tasks are to watch for, and from where on.
+        """Return the limit as a seqno if the log shows it, else what the tasks must watch for, and from where on.
 
-        What is committed by now is searched here, so that channels which stand apart all end at the first match after
-        the slowest; none has passed what comes later. `until`: a limit beside it, the nearer counts. Raises ConfigError
-        for a GTID of another history.
+        What is committed is searched here, so that channels at different positions all end at the first match after the
+        slowest one; none has passed later transactions. `until`: another limit; the nearer one counts. Raises
+        ConfigError for a GTID of another history.
         """
         if self._found is not None:
             return nearest_limit(until, self._found), None, NO_SEQNO

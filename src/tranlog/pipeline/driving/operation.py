@@ -1,10 +1,9 @@
-"""A pipeline under an operator: online, offline, online again, in one process, with what it waits for told.
+"""A pipeline under an operator: online, offline, online again, in one process.
 
-Owns the life of a pipeline between its runs, and carries out what `states` decides; each run is `apply`'s. Leaves how
-an operator reaches it to the process's server.
-The hard idea: runs happen in one thread, the main one, and wishes come in
-from any; a wish only changes the state and an event, and the run ends of itself, at a target transaction's end, or is
-cut off where the wish is to end at once.
+Owns the pipeline between its runs, and carries out what `states` decides; `apply` is one run. The process's server
+receives the operator's requests. The hard idea: runs happen in one thread, the main one, and requests come in from any.
+A request only changes the state and sets an event. The run then ends by itself at the end of a target transaction, or
+is aborted if the request is to end at once.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ class OnError(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineOrder:
-    """What an operator wants of one run, beside the options of the process."""
+    """An operator's options for one run, besides those of the process."""
 
     limit: Limit | None = None
     leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
 
 
 class ReplanEnd(enum.StrEnum):
-    """What came of the wish for another plan."""
+    """The result of a request for another plan."""
 
     UNCHANGED = "unchanged"
     """The plan is this one already."""
@@ -72,7 +71,7 @@ class ReplanEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """The answer to that wish. `seqno`: where all channels stood when the plan changed; -1 where it has not."""
+    """The answer to that request. `seqno`: the position of all channels when the plan changed; -1 if it has not."""
 
     end: ReplanEnd
     before: ShardPlan
@@ -81,7 +80,7 @@ class Replanned:
 
 
 class RunPipeline(Protocol):
-    """`run_apply`, or what stands for it."""
+    """`run_apply`, or a substitute for it."""
 
     def __call__(
         self,
@@ -141,7 +140,7 @@ class Operation:
         """Run until told to `end`, until the limit of the process's own options, or until an error that ends it.
 
         `online`: go online at once; else wait for an order. Returns the last run's result, None if none ended well.
-        Raises what the run raised, unless an error is to take the pipeline offline only.
+        Raises the run's error, unless the options say that an error only takes the pipeline offline.
         """
         result: ApplyResult | None = None
         threading.Thread(target=self._hasten, name="hasten", daemon=True).start()
@@ -276,13 +275,13 @@ class Operation:
 
     @property
     def options(self) -> ApplyOptions:
-        """What the process was started with, and the plan that it was told since."""
+        """The options with which the process was started, with the plan of later orders."""
         return self._options
 
     def online(self, order: OnlineOrder, *, before: Callable[[], None] | None = None) -> None:
-        """Go online, with these orders. `before` is done first, while nothing runs: a position may be set there.
+        """Go online, with these orders. `before` is called first, while nothing runs: it may set a position.
 
-        Raises StateError where it is not offline, and what `before` raises; then nothing has changed.
+        Raises StateError if the pipeline is not offline, and the errors of `before`; then nothing has changed.
         """
         with self._changed:
             if self._ended.is_set():
@@ -309,7 +308,7 @@ class Operation:
     def offline(self, *, immediate: bool = False) -> None:
         """Go offline after the target transactions under way, or, `immediate`, roll them back.
 
-        The process stays. Where it is offline by an error, the error is forgotten.
+        The process stays. If the pipeline is offline because of an error, the error is cleared.
         """
         with self._changed:
             self._move(Happening.ASKED_OFFLINE)

@@ -1,4 +1,4 @@
-"""A driver's calls to the target, made again where it failed, and how long that may go on."""
+"""A driver's calls to the target, with retries, and for how long."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Another plan for a pipeline that runs: the order for it, and whether the Spark that runs could carry it.
+"""Another plan for a running pipeline: the order for it, and whether the running Spark has enough slots.
 
-Owns what passes between who wants the plan (`operation`, or a program) and the driver, which changes it (`apply`). What
-the change itself is, drain to one seqno and divide anew, is decided in `progress.plan_start`. The hard idea: the driver
-answers when the new plan has been written at the target, and not when it has heard of it; so whoever reads the answer
-knows the seqno after which the new plan holds, whatever is killed from then on.
+Owns the exchange between the sender of the order (`operation`, or a program) and the driver, which changes the plan
+(`apply`). `progress.plan_start` decides the change: drain to one seqno, then divide again. The hard idea: the driver
+answers after the new plan has been written at the target, not before. So the answer has the seqno after which the new
+plan is valid, whatever is killed from then on.
 """
 
 from __future__ import annotations

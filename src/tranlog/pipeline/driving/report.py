@@ -1,6 +1,6 @@
-"""Where a pipeline stands, measured by its driver and told about once a second.
+"""The report of a pipeline: measured by its driver, about once a second.
 
-Owns the report's form, its rates and its notes. When to report is `apply`'s, what a status shows `view`'s.
+Owns the report's form, its rates and its notes. `apply` decides when to report, `view` what a status shows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Keeping each channel at work: submit its job, let it pause where the target fails it, submit it again.
+"""Keeping each channel running: submit its job, pause it if the target fails, submit it again.
 
 Owns the loop between a run's first job and its last. Leaves taking the pipeline, plans and reports to `apply`, pauses
-to `troubles`, threads to `job`. The hard idea: nothing that one channel meets ends another. A channel that cannot use
-the target waits while the others go on, one whose worker died is run again alone; only what nobody can cure tells all
-of them to end.
+to `troubles`, threads to `job`. The hard idea: a failure of one channel does not end another. A channel that cannot use
+the target waits while the others continue, and one whose worker died is run again alone. Only a final error ends all.
 """
 
 from __future__ import annotations

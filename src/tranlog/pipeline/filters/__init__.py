@@ -1,4 +1,4 @@
-"""What is left out, renamed, hidden or delayed between the log and the target. Pure.
+"""Filters: what is left out, renamed, hidden or delayed between the log and the target. Pure.
 
-`filters` are the values, `filter_chain` does it, `filter_batches` makes Arrow batches for a user's function.
+`filters` are the values, `filter_chain` applies them, `filter_batches` makes Arrow batches for a user's function.
 """

@@ -1,4 +1,4 @@
-"""When two tables are equal: sums that no order changes, what of a table is compared, and the rows that differ.
+"""When two tables are equal: sums that do not depend on order, the columns compared, and the rows that differ.
 
 Pure. The hard idea: two tables of any size are compared in one pass each and constant memory. Every row goes by its key
 into one of a few thousand buckets, each with a count and a sum of row hashes; only rows of buckets that differ are

@@ -1,8 +1,8 @@
 """Changes as Arrow record batches for a user's function, and back again without loss.
 
 Owns the form of these batches. The hard idea: Arrow cannot hold all values that a source may have (a zero date, text
-that does not decode, a value that was not sent), so a batch shows what it can, and what the function leaves as it was
-keeps the value that it had in the log; only what differs is converted back.
+that does not decode, a value that was not sent). So a batch shows what it can; values that the function does not change
+stay as in the log, and only changed ones are converted back.
 
 Shape: one row per change, all of one table. Columns: `row`, the change's number in the batch; `op`, INSERT, UPDATE or
 DELETE; then `before.NAME` and `after.NAME` for each column of the table, null where there is no such image. The

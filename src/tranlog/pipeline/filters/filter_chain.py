@@ -1,9 +1,9 @@
-"""Filters at work on one channel's transactions, in the order in which they are written.
+"""Applying filters to one channel's transactions, in the order in which they are written.
 
-Owns the course of changes through filters, what is remembered per table, and the error that names a filter. What a
-filter does to a table is `filters`', record batches are `filter_batches`'. The hard idea: neighbouring filters that are
-decided per table are one step: a dictionary look-up when the table changes, and one function per row, or none. Names
-alone decide, too, whether a payload is worth decoding.
+Owns passing changes through filters, the state per table, and the error that names a filter. `filters` owns what a
+filter does to a table, `filter_batches` owns record batches. The hard idea: neighbouring filters that are decided per
+table are one step: a dictionary look-up when the table changes, and one function per row, or none. Whether a payload
+must be decoded is also decided by names alone.
 """
 
 from __future__ import annotations

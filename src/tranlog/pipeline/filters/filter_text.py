@@ -1,6 +1,6 @@
-"""A pipeline's filters as text: for a request that brings them, and as the hash by which two are the same.
+"""A pipeline's filters as text: in a request, and as a hash that says whether two are the same.
 
-Pure. A delay is left out, since it changes no row. What a function does no text tells.
+Pure. A delay is left out, since it changes no row. The text does not contain what a function does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a pipeline leaves out, renames, hides or delays between the log and the target: filters, as values.
 
-Owns the kinds of filters and what each does to a table. Leaves running them over changes to `filter_chain`, waiting to
-`channel`. The hard idea: what can be decided about a table is decided once, when its map is first met, for the map and
-the rows alike: keys and foreign keys follow the columns, and what would break a key is refused there, by name, and not
-found out later by a conflict. Pure: they travel to the tasks as they are.
+Owns the kinds of filters and what each does to a table. Leaves applying them to `filter_chain`, waiting to `channel`.
+The hard idea: everything about a table is decided once, when its map is first seen, for the map and the rows: keys and
+foreign keys follow the columns, and a filter that would break a key is refused then, by name, before any conflict.
+Pure: they are sent to the tasks as they are.
 """
 
 from __future__ import annotations

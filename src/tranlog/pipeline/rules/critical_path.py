@@ -1,4 +1,4 @@
-"""How parallel a log could be applied at best by write sets, and which values of keys stand in the way.
+"""How parallel a log can be applied at best by write sets, and which key values limit that.
 
 Owns the measure (`PathFinder`), computed from headers alone. A transaction begins when all that it depends on has
 ended, and takes as long as it has row changes, at least one; one that must run alone begins when all before it have

@@ -1,9 +1,8 @@
-"""Up to where a pipeline is to go, and which transactions it is to leave out: an operator's orders.
+"""The limits of a run, and the transactions that it leaves out: an operator's orders.
 
-Owns the kinds of limit, how each is told from the headers, and the form of a list of seqnos. Leaves looking to
-`apply`, which searches what the log holds when a run begins, and to `channel`, which watches for what comes later. The
-hard idea: every channel meets the same headers, so a limit that is a function of the header ends all of them at the
-same transaction without a word between them.
+Owns the kinds of limits, how headers show each, and the form of a list of seqnos. Leaves the search to `apply`, for
+what the log holds when a run begins, and to `channel`, for what comes later. The hard idea: every channel sees the same
+headers. So a limit that is a function of the header ends all of them at the same transaction, without communication.
 
 Source: docs/conformance.md, B7-16 (event ids are compared whole, as text they have no order).
 """

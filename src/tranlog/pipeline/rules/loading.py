@@ -1,8 +1,8 @@
-"""What a load means for a pipeline: which tables are loading, and which changes of theirs count yet.
+"""Loads in a pipeline: which tables are loading, and which of their changes are applied.
 
-Pure. The hard idea: a table is loaded in the order of its key, and `upto` is the border. A change below it is of a row
-that is here and is applied, as always; one above it is of a row that the chunk to come has, as the change leaves it,
-and is passed over. An update that crosses the border is half of each.
+Pure. The hard idea: a table is loaded in the order of its key, up to the border `upto`. A change below it concerns a
+row that is loaded, and is applied. A change above it concerns a row of a later chunk, which contains the change, and is
+passed over. For an update that crosses the border, half of it is applied.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where a pipeline stands, and what a start means: from the rows in the target and the range of the log.
+"""The progress of a pipeline, and how it starts: from the rows in the target and the range of the log.
 
 Owns the decision that `tranlog apply` takes before anything runs (`plan_start`), the check of a position against the
-log, and what lag means. Reads nothing and raises nothing: refusals are values, and `apply` turns them into errors.
-The hard idea: a position is a claim about history. It is believed only while the log holds the very transaction
-that it names, by epoch and event id, so that a cleared or re-created log is never silently skipped into. And no
-position is a claim too: that nothing was applied. It is believed only where nothing else says otherwise.
+log, and the definition of lag. Reads nothing and raises nothing: refusals are values, and `apply` makes errors of them.
+The hard idea: a position is a claim about history. It is accepted only while the log holds exactly the transaction that
+it names, by epoch and event id; so a cleared or re-created log is never skipped silently. A missing position is a claim
+too: that nothing was applied. It is accepted only if nothing else contradicts it.
 
 Source: docs/conformance.md, B7 items 8 and 20.
 """

@@ -1,7 +1,7 @@
-"""Trying again at a target that fails: for how long, with which pauses, and the loop around one call.
+"""Retries at a target that fails: for how long, with which pauses, and the loop around one call.
 
-Owns which errors may pass of themselves. Time comes in as an argument, and so does waiting. Who is told of a failure,
-and when it has lasted long enough, is decided by whoever calls.
+Owns which errors are transient. Time and waiting are arguments. The caller decides to whom a failure is reported, and
+when it has lasted too long.
 
 Source: docs/operations.md, "A target that cannot be used".
 """

@@ -1,6 +1,6 @@
 """The ancestor's file `shard.list`: which shards go to which channel, and which run alone.
 
-Owns the file's form; what it says are options of a plan. Pure. Its lines are `shard=channel`, and in brackets
+Owns the file's form; its contents are options of a plan. Pure. Its lines are `shard=channel`, and in brackets
 `(*)=N`, the channel of every shard without a line (-1: as `(hash-method)` says), `(critical)=a,b`, the shards that run
 alone, and `(hash-method)=string-hash` or `round-robin`. The ancestor's string hash is Java's, ours is CRC-32: the
 channel differs, what it is for does not. Round robin is by shard, kept in `tranlog_shard`.

@@ -1,10 +1,8 @@
-"""The states of an operated pipeline, and which happening leads from one to which other.
+"""The states of an operated pipeline, and the events that change them.
 
-Owns the transitions, the words for them, and what an operator is told; `operation` carries them out, and the
-process's server lets an operator ask.
-The hard idea: what an operator asks for and what the pipeline comes to are happenings of one kind, so
-that one table answers for both, and a wish that makes no sense now is a refusal with its reason, never a half-done
-step.
+Owns the transitions, their names, and the messages to an operator; `operation` carries them out, and the process's
+server takes the operator's requests. The hard idea: requests of an operator and changes of the pipeline are events of
+one kind, so one table covers both. A request that is not possible now is refused with a reason, before any step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which channels cannot use the target, since when, and when each is to try again. Decides, does not act.
+"""The channels that cannot use the target, since when, and when each tries again. Decides, does not act.
 
-Owns the growing pauses, and what ends a trouble. The hard idea: a pause is the driver's and no task's. A channel that
-gets nowhere ends its task, which holds no slot, no connection and no target transaction from then on, and reads
-position and token again when it is submitted again; so whoever waits out a pause can be stopped at once.
+Owns the growing pauses, and what ends a trouble. The hard idea: the driver pauses, not the task. A channel that fails
+ends its task, which then holds no slot, no connection and no target transaction, and reads position and token again
+when it is submitted again. So a run can be stopped at once during a pause.
 
 Source: docs/operations.md, "A target that cannot be used".
 """

@@ -1,9 +1,9 @@
-"""Spark beyond this process: what a cluster is told, whom it trusts, and what its failures mean.
+"""Spark on a cluster: its settings, its security, and the meaning of its failures.
 
-Owns the options for it, the settings that follow from a master's URL, and the words for what workers lack. Leaves
-starting Spark to `session`. The hard idea: a channel's task carries the target's password to a worker, so driver and
-executors know each other by a secret, speak encrypted, and listen on one address; and since the secret must not show
-in a list of processes, it never stands on a command line.
+Owns the options for it, the settings that follow from a master's URL, and the errors about what workers lack. Leaves
+starting Spark to `session`. The hard idea: a channel's task carries the target's password to a worker. So driver and
+executors authenticate by a secret, encrypt their traffic, and listen on one address. The secret is never on a command
+line, since a list of processes would show it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The process that Spark forks its Python workers from, with all that a channel needs imported before it forks.
+"""The process from which Spark forks its Python workers, with all modules that a channel needs imported before.
 
-Owns nothing but those imports; what the daemon does is PySpark's. The hard idea: a worker that is forked with its
-modules costs neither the time nor, as long as nobody writes to them, the memory to load them again. So nothing
-imported here may start a thread or open anything, since neither survives a fork.
+Owns only those imports; the rest of the daemon is PySpark's. The hard idea: a forked worker has its modules already,
+which saves the time to load them, and the memory as long as they are not written to. So nothing imported here may
+start a thread or open a file, since these do not survive a fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The Spark of a pipeline's run: started with a slot for each channel, watched, and stopped.
 
-Owns what a run asks of Spark beside its jobs. Starting a quiet Spark is `session`'s, what a cluster is told
-`cluster`'s.
+Owns the use of Spark by a run besides its jobs. `session` starts Spark, `cluster` has a cluster's settings.
 """
 
 from __future__ import annotations

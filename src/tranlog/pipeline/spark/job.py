@@ -2,8 +2,8 @@
 
 Owns how tasks are submitted, with a cursor of their own or with a share of a window, and how jobs are watched and
 cancelled. Leaves what a task does to `channel` and `window`, and when to submit again to `apply`. The hard idea: Spark
-tells what came of a job when all its tasks are over, and a channel's neighbours run for weeks; so each channel is a
-job, and one that ends is known at once and submitted again alone.
+returns the result of a job after all its tasks have ended, and other channels may run for weeks. So each channel is a
+job of its own; its end is known at once, and it is submitted again alone.
 """
 
 from __future__ import annotations

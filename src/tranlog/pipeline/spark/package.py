@@ -1,9 +1,9 @@
-"""What a channel needs at an executor, in one file: tranlog and the libraries that it imports, for `spark.archives`.
+"""The archive for executors: tranlog and the libraries that it imports, in one file for `spark.archives`.
 
-Owns what goes in and how it is told apart. Spark unpacks it beside each executor, whose Python finds it by PYTHONPATH;
-that Python itself, and PySpark, are the worker's. The hard idea: it is put together from what is installed here, and
-nothing is downloaded, so it holds what this driver was tested with; and since libraries hold compiled code, it
-serves workers with the same minor version of Python and the same kind of machine.
+Owns its contents and its name. Spark unpacks it beside each executor, whose Python finds it by PYTHONPATH; Python
+itself and PySpark are the worker's. The hard idea: it is made from what is installed here, and nothing is downloaded,
+so it has the versions of this driver. Since libraries contain compiled code, it works for workers with the same minor
+version of Python and the same kind of machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A quiet Spark: started without a word on the terminal, bound to loopback, out of reach of Ctrl-C.
+"""A quiet Spark: started without output on the terminal, bound to loopback, not reached by Ctrl-C.
 
 Owns how tranlog starts a JVM and a session in it. Leaves what a cluster needs to `cluster`, and what runs on it to
 `apply` and `datasource`. The hard idea: the JVM is a child that must outlive the signal that ends us, since a clean

@@ -1,13 +1,13 @@
 """Parallelization in memory: one reader reads a window of the log, Spark splits it, each channel applies its share.
 
-Owns what a window is, its splitting, and the channel's view of its share, which is that of a log. What a channel does
-with it is `channel`'s, when there is another window `apply`'s. For logs that are far away: each transaction is read
-once and not once per channel. The price is the article's: channels are never further apart than a window.
+Owns what a window is, its splitting, and the channel's view of its share, which looks like a log. `channel` applies the
+share, `apply` decides when there is another window. It is meant for remote logs: each transaction is read once, not
+once per channel. The cost is the article's: channels are never further apart than a window.
 
-The hard idea: a share holds a channel's own transactions and, of the others, only the headers at which channels meet.
-So before each serial run everybody has the header of what stands before it, and at the window's end that of the last.
-And the end is a function of the log alone: when Spark splits a part of a window again, it ends at the same place, else
-one channel could wait for another that has ended.
+The hard idea: a share has a channel's own transactions and, of the others, only the headers at which channels meet. So
+before each serial run every channel has the header of the transaction before it, and at the window's end that of the
+last one. And the end depends on the log alone: if Spark splits a part of a window again, it ends at the same place;
+otherwise one channel could wait for another that has ended.
 
 Source: on-disk-parallel-queues, "the initial implementation uses in-memory queues".
 """

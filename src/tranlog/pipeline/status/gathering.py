@@ -1,8 +1,8 @@
 """Gathering a status: a pipeline's rows at the target, and what the log holds.
 
-Owns the reading; what follows from it is `status`'s. The hard idea: the same rows are read whether the pipeline runs or
-not, here or elsewhere, so whoever reaches the target can look; nothing is changed and no lock is taken. A status must
-tell most when something is wrong, so a part that cannot be read is left out, with its error beside the others.
+Owns the reading; `status` derives the rest. The hard idea: the same rows are read whether the pipeline runs or not,
+here or elsewhere, so the status can be read wherever the target can be reached; nothing is changed and no lock is
+taken. A status matters most when something is wrong, so a part that cannot be read is replaced by its error.
 """
 
 from __future__ import annotations

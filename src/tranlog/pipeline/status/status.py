@@ -1,9 +1,9 @@
-"""Where a log and its pipeline stand at one moment: the one model that every status is shown from.
+"""The status of a log and its pipeline at one moment: the one model for every display.
 
-Owns what follows from the rows in the target, the range of the log, and what the pipeline's process tells: who waits
-for whom, what each channel does, and how fast. Reads nothing: `gathering` does; `view` has the ancestor's form of it.
-The hard idea: a channel writes nothing down but what stands beside its position, so what it does now is told from two
-readings: what moved, whom it said that it waits for, and whether anything is left for it.
+Owns what follows from the rows in the target, the range of the log, and the reports of the pipeline's process: which
+channel waits for which, what each does, and how fast. Reads nothing: `gathering` does; `view` has the ancestor's form.
+The hard idea: a channel stores nothing but its position and what is with it. So what it does now is derived from two
+readings: what has moved, for whom it says that it waits, and whether anything is left for it.
 
 Units: in the names; times are ms since 1970. None stands for what is not known.
 

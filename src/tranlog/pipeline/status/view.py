@@ -1,11 +1,11 @@
 """What `status -name …` shows of a pipeline: the pipeline itself, stores, tasks, shards, stages, channels, watches.
 
-Owns the ancestor's form of a status: the names of its views and of their fields, what stands where nothing is known,
-its units, and how it prints them. What they show is `status`'s; each field names where it stands there.
+Owns the ancestor's form of a status: the names of its views and of their fields, the values for what is unknown, its
+units, and how it prints them. The values come from `status`; each field names its place there.
 
-The names of the fields are the ancestor's, since its users look for them here; docs/control.md lists those of its that
-are not here, each with its reason. What differs in meaning: there are no read tasks that put transactions into queues
-in memory, a channel reads for itself, so `events`, what it holds and has not committed, is 0 at each position.
+The names of the fields are the ancestor's, since its users look for them here; docs/control.md lists its fields that
+are not here, each with the reason. What differs in meaning: there are no read tasks that put transactions into queues
+in memory. A channel reads for itself, so `events`, what it holds and has not committed, is 0 at each position.
 
 Source: on-disk-parallel-queues.
 """

@@ -1,1 +1,1 @@
-"""A target looked after by hand: its `position`, the `tables` that it needs, and whether it is equal (`verify`)."""
+"""Maintenance of a target: its `position`, the `tables` that it needs, and whether it is equal (`verify`)."""

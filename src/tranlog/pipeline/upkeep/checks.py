@@ -1,8 +1,8 @@
-"""What is looked at of a log, a pipeline and its target before it is started.
+"""Checks of a log, a pipeline and its target before a start.
 
-Owns the list, and what a start does not ask: room on the disk, rights, the clock. What a start refuses is asked by the
-code that refuses it. The hard idea: nothing heavy is imported and nothing is written, so a look costs a second and may
-be taken beside a pipeline that runs.
+Owns the list, and the checks that a start does not make: room on the disk, rights, the clock. What a start refuses is
+checked by the code that refuses it. The hard idea: nothing heavy is imported and nothing is written, so the checks take
+a second and can run beside a running pipeline.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _position(options: ApplyOptions, target: Target, clock: Clock) -> str:
         with open_readable(options.log_dir) as reader:
             if reader.range().first_seqno == NO_SEQNO:
                 raise LogMissingError(path=options.log_dir, why="it holds no transaction yet")
-            return f"the next start goes on behind seqno {_restart(options, target, reader, clock)}"
+            return f"the next start goes on after seqno {_restart(options, target, reader, clock)}"
     except LogMissingError:
         return "there is nothing to apply yet"
 

@@ -1,9 +1,9 @@
 """Tables copied from one database into another as of one moment, without a log, and compared with what was read.
 
 Owns the order of a copy, and what it keeps at the target while it runs. The hard idea: it is applied as a load is, by a
-pipeline of one channel, whose position moves with the rows. So a copy that another one replaced writes nothing more,
-and which tables one that was killed had begun stands at the target: the next one empties these, and only these. At its
-end nothing of that is left.
+pipeline of one channel, whose position moves with the rows. So a copy that another one replaced writes nothing more.
+The target records the tables that a copy has begun; after a kill the next copy empties these, and only these. At its
+end the record is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a log for its critical path, and the names of the keys' values that are hot on it.
+"""Reading a log for its critical path, and naming the key values that are hot on it.
 
 Owns which transactions are read, and finding the row of a hash: a header has hashes only, so the rows of one
 transaction that touched it are decoded, and each of their keys is hashed alone.

@@ -1,8 +1,8 @@
 """Reading and moving a pipeline's position at the target by hand.
 
-Owns what a position that an operator names means; who may write it is the target's token as ever. The hard idea: a
-position is a claim about history, so the epoch and the event id that go with a seqno are looked up in the log and
-never typed in, and a pipeline that somebody runs is not moved under its feet.
+Owns the meaning of a position that an operator gives; the target's token decides who may write it. The hard idea: a
+position is a claim about history. So the epoch and the event id of a seqno are looked up in the log and never typed in,
+and the position of a running pipeline is not changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tables a target needs, as the log or the source has them.
+"""The tables that a target needs, as the log or the source has them.
 
 Owns finding the newest table map of each table in a log without decoding all of it. The hard idea: a table changes its
 shape only by DDL, and DDL stands in the log, so after a table was seen its transactions can be passed over by their

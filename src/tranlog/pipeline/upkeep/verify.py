@@ -1,7 +1,7 @@
-"""Is the target equal to the source? Both read as they are now, one table after the other.
+"""Comparison of the target with the source, both as they are now, one table after the other.
 
-Owns the order of the comparison and its verdicts; when tables are equal is `filters.comparison`'s, the rows come from
-the source's TableReader and from the Target.
+Owns the order of the comparison and its verdicts; `filters.comparison` defines equality, and the rows come from the
+source's TableReader and from the Target.
 """
 
 from __future__ import annotations
