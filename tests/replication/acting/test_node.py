@@ -12,12 +12,14 @@ import logging
 import re
 import socket
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 import pytest
 
@@ -36,9 +38,11 @@ from tranlog.errors import (
 from tranlog.ids import Gtid
 from tranlog.log.writing.log import Log
 from tranlog.log.writing.member import MemberLog
+from tranlog.replication.acting import core_thread
 from tranlog.replication.acting.client import Answer, FailedOver, NotPrimary, RolledBack, Satisfied, TimedOut
 from tranlog.replication.acting.node import GroupNode, found_group
 from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
+from tranlog.replication.rules.effects import Committed
 from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Join, Pulse, Records, encode
 from tranlog.service.commands.cli import main
 from tranlog.service.commands.grouping import group_app
@@ -561,3 +565,27 @@ def test_writers_wait_for_a_voter_that_lags(tmp_path: Path, caplog: pytest.LogCa
     finally:
         group.close()
     assert len(events(tmp_path / "a")) == len(events(tmp_path / "b")) == count
+
+
+def test_time_passes_for_a_core_whose_effects_are_carried_out(tmp_path: Path) -> None:
+    """After many events a turn ends for the sake of a tick. A follower that was late looked for another source there
+    before it had put what it had just taken; the answer then fell short of its log, and it was FATAL for nothing."""
+    with live_group(tmp_path, "a") as group:
+        thread, held, over, undone = group.nodes["a"].thread, threading.Event(), threading.Event(), [0]
+        assert thread is not None
+        core, tick, effect = thread.core, thread.core.tick, Committed(thread.log.committed())
+
+        def looks(now: int, wall: int, chance: int) -> None:
+            undone[0] += len(thread._effects) + len(core._out)
+            tick(now, wall, chance)
+
+        with mock.patch.object(core, "tick", looks):
+            thread.post(held.set)
+            thread.call(lambda core: over.wait(60))
+            assert held.wait(60)
+            for _ in range(3 * core_thread._LOT):
+                thread.post(lambda: core._out.append(effect))
+            time.sleep(2 * core_thread.TICK_S)  # a tick is due when the first lot is looked at
+            over.set()
+            thread.call(lambda core: None).result(60)
+        assert undone == [0]

@@ -308,7 +308,8 @@ class CoreThread:
             looked += 1
             if looked % _LOT == 0:
                 if waits:
-                    break  # it may be time for a tick
+                    self._carry_out(waits=True)  # a tick must find a log in which that stands
+                    break  # it may be time for one
                 self._tell()
         if done:
             self._answer_readers()
