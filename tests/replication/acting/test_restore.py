@@ -326,7 +326,9 @@ def test_a_garbled_segment_is_not_taken(tmp_path: Path) -> None:
             return bytes(raw)
 
         with mock.patch.object(ServedFiles, "_read", garbled):
-            with pytest.raises(GroupOrderError, match=r"the sum of thl\.data\.0000000001 is not the source's.*keeps trying"):
+            with pytest.raises(
+                GroupOrderError, match=r"sum of thl\.data\.0000000001 is not the source's.*keeps trying"
+            ):
                 group.order(group.await_primary(), "restore", name=former)
             assert events(tmp_path / former) == ["common", "alone"]
             status = group.run(group.nodes[former].orders.status())
