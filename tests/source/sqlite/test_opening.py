@@ -1,17 +1,23 @@
-"""A copy of a captured database becomes a target, and not by accident.
+"""A copy of a captured database becomes a target, and not by accident; who only looks leaves no file beside it.
 
 Proves: docs/operations.md, "SQLite as source", the paragraph on a copy as the target's first state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
+from tranlog.clock import SystemClock
 from tranlog.errors import SourceSetupError, TargetUnavailableError
+from tranlog.source.kinds import source_kind
 from tranlog.source.sqlite import SqliteConnection, connect, strip_copy
+from tranlog.source.sqlite.source import SqliteSourceOptions
 from tranlog.target.options import TargetOptions, open_target
 
 
@@ -54,3 +60,29 @@ def test_a_database_in_use_is_not_stripped(tmp_path: Path, copy: str) -> None:
         strip_copy(path)
     shop.execute("INSERT INTO item VALUES(3, 'three')")
     shop.close()
+
+
+KIND = source_kind("sqlite")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda options: KIND.open(options).close(),
+        lambda options: KIND.tables(options).close(),
+        lambda options: list(KIND.examine(options, SystemClock(), None)),
+        KIND.event_id,
+        lambda options: KIND.standing(options, ""),
+        KIND.installed,
+    ],
+)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_who_looks_leaves_no_file(tmp_path: Path, look: Callable[[SqliteSourceOptions], Any], prepared: bool) -> None:
+    """A WAL's files are taken away by who closes the database last, and may write."""
+    path = tmp_path / "shop.db"
+    if prepared:
+        connect(path).close()
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA journal_mode = WAL; CREATE TABLE IF NOT EXISTS item(id INTEGER PRIMARY KEY)").fetchall()
+    look(SqliteSourceOptions(source_id="shop", path=str(path)))
+    assert list(tmp_path.iterdir()) == [path]

@@ -77,22 +77,19 @@ def lines(parts: Iterable[PartOfService]) -> Iterator[str]:
 def examine(config: Config) -> list[PartOfService]:
     """Look at all parts of a configuration."""
     clock = SystemClock()
-    with ThreadPoolExecutor(max_workers=3) as pool:
+    with ThreadPoolExecutor(max_workers=1) as pool:
         spark = pool.submit(list, examine_spark())
         log = list(examine_log(config.log_dir, segment_bytes=config.log.segment_bytes))
         parts = [PartOfService("machine", []), PartOfService("log", log)]
         source = None if config.source is None else _hurried(config.source)
-        found = tables = None
-        if source is not None:
-            kind, captured = source_kind(source.kind), _captured(config.log_dir)
-            found = pool.submit(list, kind.examine(source, clock, captured))
-            tables = pool.submit(_tables, source)
         listed = None
-        if found is not None and tables is not None:
-            parts.insert(1, PartOfService("source", found.result()))
-            listed, told = tables.result()
-            if len(parts[1].findings) > 1 and told.subject not in [one.subject for one in parts[1].findings]:
-                parts[1].findings.append(told)
+        if source is not None:
+            findings = list(source_kind(source.kind).examine(source, clock, _captured(config.log_dir)))
+            if len(findings) > 1:  # it can be reached; two that look at once would leave -wal and -shm beside a SQLite
+                listed, told = _tables(source)
+                if told.subject not in [one.subject for one in findings]:
+                    findings.append(told)
+            parts.insert(1, PartOfService("source", findings))
         if config.target is not None:
             options = config.apply_options(_hurried(config.target))
             kind_name = "" if source is None else source.kind

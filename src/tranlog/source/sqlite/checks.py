@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
 
-import apsw
-
 from tranlog.disk import may_write
 from tranlog.findings import CheckResult, Severity, fine, tried, warning, wrong
 from tranlog.source.kinds import CapturedUpTo
+from tranlog.source.sqlite.opening import looking
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import read_installed
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
@@ -55,7 +54,7 @@ def _rights(path: str) -> CheckResult:
 
 def _tables(source: SqliteSource, event_id: str | None) -> str:
     with closing(source):
-        with closing(apsw.Connection(source.options.path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        with closing(looking(source.options.path)) as db:
             installed = read_installed(db, source.options.path)
         if installed is None and event_id is None:
             return "the first capture, or the first writer, prepares it"
@@ -64,7 +63,7 @@ def _tables(source: SqliteSource, event_id: str | None) -> str:
 
 
 def _retention(path: str) -> CheckResult:
-    with closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+    with closing(looking(path)) as db:
         if not db.table_exists("main", OUTBOX_TABLE):
             return fine("retention", "nothing waits to be captured")
         ((rows, size),) = db.execute(f"SELECT count(*), coalesce(sum(length(changes)), 0) FROM main.{OUTBOX_TABLE}")

@@ -19,7 +19,7 @@ from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
 from tranlog.source.sqlite.checks import examine
 from tranlog.source.sqlite.claim import OutboxPlace, place_of
-from tranlog.source.sqlite.opening import uninstall
+from tranlog.source.sqlite.opening import looking, uninstall
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
@@ -120,7 +120,7 @@ def _read(path: str, sql: str, *bindings: int) -> list[Any]:
     if not os.path.exists(path):
         raise SourceUnavailableError(where=path, why="there is no such file")
     try:
-        with closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        with closing(looking(path)) as db:
             return db.execute(sql, bindings).fetchall() if db.table_exists("main", OUTBOX_TABLE) else []
     except apsw.Error as exc:
         raise SourceUnavailableError(where=path, why=str(exc)) from exc

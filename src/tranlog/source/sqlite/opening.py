@@ -28,6 +28,17 @@ _WAL_BYTES = 64 << 20
 """A WAL that one large transaction, or a reader that took long, has made larger is cut to this when it begins anew."""
 
 
+def looking(path: str) -> apsw.Connection:
+    """Open a database that is only read.
+
+    It may write where its user may, so that its close takes away -wal and -shm, which it has made beside a database in
+    WAL mode; a connection that may only read leaves them. Raises apsw's errors.
+    """
+    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+    db.execute("PRAGMA query_only = ON")
+    return db
+
+
 class Patience:
     """SQLite's busy handler: tries again each millisecond until `timeout_s` is over. Threads: as its connection."""
 

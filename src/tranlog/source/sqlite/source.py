@@ -43,7 +43,7 @@ from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import Snapshot
 from tranlog.source.sqlite.claim import OutboxPlace, SourceClaim, place_of, read_progress
 from tranlog.source.sqlite.freeing import OutboxFreeing
-from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
+from tranlog.source.sqlite.opening import Patience, db_transaction, looking, open_database
 from tranlog.source.sqlite.pages import OutboxPages, OutboxRow
 from tranlog.source.sqlite.raw import OUTBOX_TABLE, ChangesDamagedError, read_piece
 from tranlog.source.sqlite.schema import (
@@ -167,7 +167,7 @@ class SqliteSource:
         path = self.options.path
         _look_at_file(path)
         try:
-            with contextlib.closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            with contextlib.closing(looking(path)) as db:
                 db.set_busy_timeout(round(self.options.busy_timeout_s * 1000))
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         except apsw.Error as exc:

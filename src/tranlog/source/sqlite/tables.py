@@ -17,6 +17,7 @@ from tranlog.errors import SourceSetupError, SourceUnavailableError
 from tranlog.loads import Key
 from tranlog.row_blocks import RowBlock, encoded
 from tranlog.source.sqlite.claim import place_of
+from tranlog.source.sqlite.opening import looking
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import TablePlan, read_schema
 from tranlog.source.sqlite.statement import quote
@@ -35,9 +36,7 @@ class SqliteTables:
             raise SourceSetupError(why=f"there is no database at {path}", remedy="Check the path")
         self._db: apsw.Connection | None = None
         try:
-            # It may write, so that its close takes away the files of a WAL that it has made.
-            self._db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
-            self._db.execute("PRAGMA query_only = ON")
+            self._db = looking(path)
             self._db.set_busy_timeout(10_000)
             self._db.execute("BEGIN")
             schema = read_schema(self._db)
