@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -q --durations=10
 # More than processors, since some tests wait.
 WORKERS := -n $(shell expr $$(nproc) \* 3 / 2) --dist worksteal
-# The tiers with processes, sockets and servers repeat a test that failed, once, and name it at the end: RERUN.
+# What CI runs repeats a test that failed, once, and names it at the end: RERUN.
 TWICE := --twice -r fER --rerun-show-tracebacks
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000
@@ -70,11 +70,11 @@ check: install ## style, types, layers and tidiness: ruff, mypy, two test module
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
 unit: install ## tests that need neither Java nor a server, and take no seconds, few cases of what explores: a minute
-	$(call verdict,$(call within,15m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
+	$(call verdict,$(call within,15m,$(PYTEST) $(WORKERS) $(TWICE) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(TESTS)))
 
 plain: install ## the tests of what is compiled once more, with the plain sources in its place: 5 minutes
-	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
+	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(PYTEST) $(WORKERS) $(TWICE) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(PLAIN_TESTS)))
 
 long: install ## what explores, with more seeds and examples than `make unit`, and what takes seconds: 4 minutes
