@@ -8,9 +8,11 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Recovery".
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -75,7 +77,8 @@ def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, 
         try:
             files.list()
             catalogue = _open_catalogue(files, owned, clock, connect, options)
-            opened = _recover(files, catalogue, owned, ownership, clock, options)
+            with _without_collections():
+                opened = _recover(files, catalogue, owned, ownership, clock, options)
             if options.connect is not None:
                 keep_connect(path, owned, connect_of(options.connect, options.catalog) or "")
             sign_lock(path, owned, STORE_LOCK_NAME)
@@ -90,6 +93,18 @@ def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, 
     except OSError as exc:
         raise storage_error(exc, path) from exc
     return opened
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Make no garbage collection meanwhile: recovery makes an object for each message, and no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _open_catalogue(
