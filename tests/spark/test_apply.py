@@ -6,6 +6,7 @@ import os
 import queue
 import shutil
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.applying.task import TaskEnd
+from tranlog.pipeline.driving import apply
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.driving.report import ApplyStatus
@@ -226,6 +228,29 @@ def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change
     assert set(positions(target.options).values()) == {last}
     check_equal(target, workload)
     assert counters(target.options).changes == workload.changes
+
+
+def test_a_stop_at_the_end_of_a_drain_is_no_limit(
+    tmp_path: Path, context: SparkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old plan's channels have reached the drain's seqno when the stop comes, and the new plan has not begun."""
+    workload = Workload(seed=72, serial=0.0, shards=("north", "east"))
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    write_log(tmp_path / "log", workload, 200)
+    run_apply(options(tmp_path, target, until_seqno=100, channels=3), spark=context)
+    target.query("UPDATE tranlog_channel SET applied_seqno = 0, event_id = '', epoch = 0 WHERE channel = 2")
+    stop = threading.Event()
+    run_plan = apply._Driver._run
+
+    def run_and_stop(driver: apply._Driver, plan: ShardPlan, until: Seqno | None) -> TaskEnd:
+        end = run_plan(driver, plan, until)
+        stop.set()
+        return end
+
+    monkeypatch.setattr(apply._Driver, "_run", run_and_stop)
+    result = run_apply(options(tmp_path, target, until_seqno=None, channels=2), spark=context, stop=stop)
+    assert set(positions(target.options).values()) == {100}, "the drain was whole"
+    assert result.end is TaskEnd.STOPPED
 
 
 def test_a_running_pipeline_takes_another_plan(tmp_path: Path, context: SparkContext) -> None:

@@ -213,6 +213,7 @@ class _Driver:
                     continue
                 if isinstance(plan, Run) or end is TaskEnd.STOPPED or self._restart() < plan.upto:
                     break
+                end = TaskEnd.STOPPED  # by a stop before the next plan runs: the limit was the drain's
             status = self.persist(self._beat)
         except TranlogError as exc:
             lease.release(exc)
