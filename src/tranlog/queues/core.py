@@ -241,7 +241,8 @@ class StoreCore:
         journal, state, row, stored_at = self.journal, self.state, self.row(queue_id), self._clock.now_ms()
         journal.admit(size, Need.PUBLISH)
         place = begin = journal.next_place()
-        epoch, pieces = journal.epoch, list[bytes]()
+        pieces: list[bytes] = []
+        epoch = journal.epoch
         for raw in run:
             pieces += encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
             place = Lsn(place + _PUBLISH_BYTES + len(raw))
@@ -469,9 +470,10 @@ class StoreCore:
             journal.admit(size, Need.DRAIN)
         except DiskFullError:
             return False  # for some of them there may be room
-        at, epoch, pieces = journal.next_place(), journal.epoch, list[bytes]()
+        at = journal.next_place()
+        pieces: list[bytes] = []
         for one in deliveries:
-            pieces += encode_taken(epoch, at, one.message.id, one.place.queue_id, reason)
+            pieces += encode_taken(journal.epoch, at, one.message.id, one.place.queue_id, reason)
             at = Lsn(at + _DEQUEUE_BYTES)
         journal.put_whole(pieces, size)
         for one in deliveries:
@@ -491,9 +493,8 @@ class StoreCore:
                 self.dequeue(message, place, PURGED)
             except BaseException:
                 for rest in found[number:]:
-                    place = rest.place_on(queue_id)
-                    assert place is not None
-                    self.row(queue_id).add(rest, place)
+                    if (place := rest.place_on(queue_id)) is not None:
+                        self.row(queue_id).add(rest, place)
                 raise
         return len(found)
 
