@@ -18,7 +18,7 @@ from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.rules.by_writes import WritesBounds
-from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import CommitOrder, Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.row_touches import RowTouches
 from tranlog.source.packer import TransactionPacker
 from tranlog.testing.order import Logged, keeps_order
@@ -111,11 +111,15 @@ def _values(row: Row, columns: Sequence[int]) -> tuple[object, ...]:
 
 
 def draw_rows_plan(rng: random.Random) -> dict[str, object]:
-    """Draw what of ApplyOptions makes the plan; one in five times by schema, which is one shard."""
+    """Draw what of ApplyOptions makes the plan; one in five times by schema, which is one shard, and one
+    in five of the others in the source's order.
+    """
     channels = rng.randint(2, MOST_CHANNELS)
     if rng.random() < 0.2:
         return {"channels": channels, "plan": PlanOptions(by=ShardBy.SCHEMA)}
-    return {"channels": channels, "plan": PlanOptions(by=ShardBy.WRITES, independent_triggers=TRIGGERS)}
+    order = CommitOrder.SOURCE if rng.random() < 0.2 else CommitOrder.ANY
+    plan = PlanOptions(by=ShardBy.WRITES, independent_triggers=TRIGGERS, commit_order=order)
+    return {"channels": channels, "plan": plan}
 
 
 def draw_bounds(rng: random.Random) -> WritesBounds:
@@ -135,7 +139,8 @@ def rows_logged_by(written: Sequence[WrittenRows], plans: Sequence[tuple[Seqno, 
     found: list[Logged] = []
     for one in written:
         section = max(number for number, (behind, _) in enumerate(plans) if behind < one.seqno)
-        by_writes = plans[section][1].by is ShardBy.WRITES
+        plan = plans[section][1]
+        by_writes = plan.by is ShardBy.WRITES and not plan.in_a_row
         shards = (str(one.number),) if by_writes else (SCHEMA,)
         found.append(
             LoggedRows(number=one.number, shards=shards, rows=1, listed=one.statement, section=section, written=one)

@@ -99,7 +99,8 @@ def test_every_key_of_the_plan_is_one_of_the_file(conf: Path) -> None:
     conf.write_text(START.replace("channels = 3", "channels = 4").replace('assignment = "hash"', shards))
     found = file.read_again()
     assert found.at_restart == () and found.change(options).shard_plan() != options.shard_plan()
-    more = {"pipeline.channels", "shards.list", "shards.independent_triggers"}  # the last needs another `by`
+    others = {"shards.independent_triggers", "shards.commit_order"}  # these need another `by`
+    more = {"pipeline.channels", "shards.list"} | others
     assert more | {f"shards.{key}" for key in values} == PLAN_KEYS
 
 

@@ -47,7 +47,14 @@ from tranlog.pipeline.driving import apply
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.driving.report import ApplyStatus
-from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, PlanOptions, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import (
+    AssignmentRule,
+    CommitOrder,
+    Parallelization,
+    PlanOptions,
+    ShardBy,
+    ShardPlan,
+)
 from tranlog.pipeline.rules.progress import totals
 from tranlog.pipeline.spark.session import build_session
 from tranlog.pipeline.upkeep.position import set_position
@@ -129,7 +136,8 @@ def test_one_schema_on_many_channels_and_back(tmp_path: Path, context: SparkCont
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     triggers = tuple(f"north.items {op}" for op in ("DELETE", "INSERT", "UPDATE"))
     writes = PlanOptions(by=ShardBy.WRITES, independent_triggers=triggers)
-    for channels, plan in ((2, PlanOptions()), (3, writes), (4, writes), (2, PlanOptions())):
+    ordered = replace(writes, commit_order=CommitOrder.SOURCE)
+    for channels, plan in ((2, PlanOptions()), (3, writes), (4, writes), (3, ordered), (3, writes), (2, PlanOptions())):
         last = write_log(tmp_path / "log", workload, 100)
         result = run_apply(options(tmp_path, target, channels=channels, plan=plan), spark=context)
         assert result.status.restart_seqno == last

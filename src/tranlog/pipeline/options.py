@@ -82,6 +82,9 @@ class ApplyOptions:
         if self.plan.by is ShardBy.WRITES and self.parallelization is Parallelization.MEMORY:
             why = 'parallelization = "memory" splits the log by shard; by = "schema" runs there, or "disk" by writes'
             raise ConfigError(option="shard by", value=self.plan.by.value, why=why)
+        if self.shard_plan().in_a_row and self.max_offline_interval_s is not None:
+            why = 'commit_order = "source" keeps the channels together; take one of the two out'
+            raise ConfigError(option="max_offline_interval_s", value=self.max_offline_interval_s, why=why)
         self.group.check()
         check_filters(self.filters)
         check_slots(self.wanted_master(), self.shard_plan().channels)

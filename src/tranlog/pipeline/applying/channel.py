@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Protocol, assert_never
 
 from tranlog.change import HEARTBEAT, Change
@@ -239,6 +240,8 @@ class Channel:
             interval_ms=None if interval_s is None else round(interval_s * 1000),
             tstamp=row.tstamp,
         )
+        if isinstance(self._walk, WritesWalk) and self._writes is not None:
+            self._walk.ordered, self._walk.after = self._writes.ordered, self._writes.after
         self._left_out = SeqnoRanges.of(claim.target.positions.read_left_out(options.pipeline)).after(row.applied_seqno)
         self._accounts.read(row)
         self._loading.forget()
@@ -271,9 +274,6 @@ class Channel:
         known, foreign = (owners.known, owners.foreign) if isinstance(owners, Owners) else ({}, set())
         at, move_on, next_header = _asked(walk), walk.move_on, cursor.next_header
         by_header = task.plan.by is ShardBy.RECORDED  # the recorded shard of a header is the plan's
-
-        def here(_: Seqno) -> Payload:
-            return cursor.current().payload()
 
         # Else commit times, or all that a limit may be in, must be seen.
         every_header = task.watch is not None and needs_every_header(task.watch)
@@ -315,7 +315,7 @@ class Channel:
                 walk.limit = self._limit()
             if watched is not None and header.tables:
                 watched.look_at(header.tables, ChangePlace(seqno, header.event_id))
-            shard = header.shard_id if by_header else self._shard(header, here)
+            shard = header.shard_id if by_header else self._shard(header, lambda _: cursor.current().payload())
             whose: int | Assigned | None = known.get(shard)
             if whose is None:
                 whose = owners.of(shard) if isinstance(owners, Owners) else owners.assign(header)
@@ -332,7 +332,7 @@ class Channel:
                     case Publish():
                         self._commit()
                     case Await():
-                        self._wait(seqno, whose, header.tstamp)
+                        self._wait(partial(at, seqno, whose, header.tstamp), serial=owner == SERIAL)
                     case Finish():
                         return self._finish()
                     case _:
@@ -357,7 +357,6 @@ class Channel:
         """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
 
         `shard` is the plan's; under it the status counts the transaction, but for keys, which may be as many as rows.
-
         False: it must be alone in its target transaction, and the group is not empty; nothing was done.
         """
         group, accounts, chain = self._group, self._accounts, self._chain
@@ -427,6 +426,10 @@ class Channel:
         """
         walk, group, accounts = self._walk, self._group.taken, self._accounts
         accounts.spent("read_us")
+        if isinstance(walk, WritesWalk) and walk.turn() is not None:
+            self._wait(walk.turn)
+            if walk.turn() is not None:
+                return  # what was taken comes again after the next start
         if walk.passed > walk.published or accounts.owed or counts:
             self._next_count = self._clock.monotonic() + (_COUNT_EVERY_S if counts else 0.0)
             if self._last is None:
@@ -486,22 +489,20 @@ class Channel:
         self._backoff.answered_s = self._clock.monotonic()
         self._next_sync = self._backoff.answered_s + self._task.options.sync_interval_s
 
-    def _wait(self, seqno: Seqno, whose: int | Assigned, tstamp: int) -> None:
-        """Read the meeting until the walk may go on at this transaction, or is to do something else."""
-        at, clock, accounts = _asked(self._walk), self._clock, self._accounts
-        serial = (whose if isinstance(whose, int) else whose.owner) == SERIAL
-        accounts.pending.held += self._writes is not None and not serial
+    def _wait(self, ask: Callable[[], Verdict | None], *, serial: bool = False) -> None:
+        """Read the meeting until the walk, which `ask` asks, does not have to await another channel any more."""
+        clock, accounts = self._clock, self._accounts
+        accounts.pending += Counters(waits=1, held=int(self._writes is not None and not serial))
         pause, started = _POLL_FIRST_S, clock.monotonic()
         publish_at = started + min(_TELL_AFTER_S, self._task.options.sync_interval_s)
         accounts.spent("read_us")
-        accounts.pending.waits += 1
         while True:
             self._meet()
-            verdict = at(seqno, whose, tstamp)
+            verdict = ask()
             if not isinstance(verdict, Await):
                 break
             now = clock.monotonic()
-            if now >= publish_at:
+            if now >= publish_at and not self._walk.owes:
                 accounts.waiting = Waiting(verdict.seqno, serial, verdict.channels)
                 accounts.spent("wait_us")
                 self._tell()

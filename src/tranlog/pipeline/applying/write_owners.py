@@ -8,7 +8,8 @@ its position to the plan point; so whoever finds that position finds the plan, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -27,6 +28,7 @@ from tranlog.pipeline.rules.by_writes import (
     Assigned,
     Assignment,
     PlannedTable,
+    SourceOrder,
     Writes,
     WritesBounds,
     WritesPlan,
@@ -97,6 +99,9 @@ class WriteOwners:
         self._claim = claim
         self._critical = task.plan.serial
         self._critical_raw = frozenset([shard.encode() for shard in self._critical])
+        many = task.plan.in_a_row
+        self._order = SourceOrder(channels=task.plan.channels, in_a_row=many) if many else None
+        self.ordered = self._order is not None
         self._doubted: Seqno | None = None
         self._doubted_table = ""
         self.singly = NO_SEQNO
@@ -112,25 +117,38 @@ class WriteOwners:
         self._tables: dict[TableName, None] = {}
         self._point: Seqno | None = None
         self._passing: Passing | None = None
+        self.after: tuple[int, Seqno] | None = None
         self._sees_all = chain is not None and bool(chain.renames)  # which is to see every table's name
         position = row.applied_seqno
+        if self._order is not None:
+            low = min(self._claim.meet().applied.values())
+            with self._writes_after(Seqno(min(low, position))) as writes_of:
+                self.after, run = self._order.resume(self._task.channel, position, low, writes_of)
+            return run
         plan = self._stored(position)
         if plan is None or plan.from_seqno == position:
             self._go_on(Assignment(plan))
             return plan is not None
-        if plan.from_seqno + 1 < reader.range().first_seqno:
-            raise reader.purged(Seqno(plan.from_seqno + 1))
-        with reader.cursor(committed_only=True) as cursor:
-            cursor.seek(Seqno(plan.from_seqno + 1))
+        with self._writes_after(plan.from_seqno) as writes_of:
+            assignment, run = resume(plan, position, writes_of)
+        self._go_on(assignment)
+        return run
 
-            def next_writes(seqno: Seqno) -> Writes:
+    @contextmanager
+    def _writes_after(self, seqno: Seqno) -> Iterator[Callable[[Seqno], Writes]]:
+        """Give what tells of the transactions after `seqno`, one after the other. Raises PurgedError."""
+        begin, reader = Seqno(seqno + 1), self._reader
+        if begin < reader.range().first_seqno:
+            raise reader.purged(begin)
+        with reader.cursor(committed_only=True) as cursor:
+            cursor.seek(begin)
+
+            def writes_of(seqno: Seqno) -> Writes:
                 header = cursor.next_header(0.0)
                 assert header is not None and header.seqno == seqno, "the position is in the log"
                 return self._writes(header)
 
-            assignment, run = resume(plan, position, next_writes)
-        self._go_on(assignment)
-        return run
+            yield writes_of
 
     def _go_on(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -175,6 +193,8 @@ class WriteOwners:
     def assign(self, header: TransactionHeader) -> Assigned:
         """Return who applies the next transaction of the log; each is asked for once."""
         seqno, known = header.seqno, None
+        if self._order is not None:
+            return self._order.assign(seqno, self._writes(header))
         if self._passing is not None:
             shard = header.shard_id.encode() if self._critical else b""
             known = self._passing.assign(seqno, shard, header.tables, header.write_set)
@@ -187,6 +207,9 @@ class WriteOwners:
 
     def passes(self, walk: Walk) -> Passes | None:
         """Return what lets the walk pass over what is not its channel's, in the place of `assign`; None: it may not."""
+        if self._order is not None:
+            assert isinstance(walk, WritesWalk)
+            return None if walk.owes or self._sees_all else self._order.passing(walk, self._critical_raw)
         if self._passing is None:
             return None
         self._passing.published = walk.published

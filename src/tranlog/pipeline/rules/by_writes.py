@@ -1,10 +1,10 @@
 """Which channel applies a transaction by what it writes, for whom it waits, and from where that is computed.
 
-Owns the assignment by write sets (`Assignment`), the plan that it begins from (`WritesPlan`), and the rules by which a
-channel walks through the log then (`WritesWalk`). The hard idea: who waits for whom depends on all transactions since
-some point, and on what the target looked like there. So that point is serial, what was found there is stored at the
-target with its position, and every channel computes the same from the same headers and the same row: again after a
-restart, whatever the target looks like by then.
+Owns the assignment by write sets (`Assignment`), the plan that it begins from (`WritesPlan`), the rules by which a
+channel walks through the log then (`WritesWalk`), and how the source's order is kept (`SourceOrder`). The hard idea:
+who waits for whom depends on all transactions since some point, and on what the target looked like there. So that
+point is serial, what was found there is stored at the target with its position, and every channel computes the same
+from the same headers and the same row: again after a restart, whatever the target looks like by then.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import msgspec
 
 from tranlog.change import TableName
 from tranlog.errors import ConfigError
+from tranlog.header import Passes
 from tranlog.ids import Seqno
-from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
+from tranlog.pipeline.rules.channels import SERIAL, Await, Finish, Publish, Skip, Take, Verdict, Walk
 from tranlog.pipeline.rules.write_order import Passing, WriteOrder, with_more
 from tranlog.target.target import TargetKeys, TextEquality
 from tranlog.write_item import Touches
@@ -238,6 +239,7 @@ class Assigned:
 
 ALONE: Final = "channel 0 runs alone: too many were serial before"
 _NOBODY: Final = Assigned(owner=NOBODY)
+_ROWS: Final = bytes([WriteKind.ROWS])
 _SERIAL_KINDS: Final = {
     WriteKind.STATEMENT: "a statement",
     WriteKind.STEP: "a step of a load",
@@ -394,15 +396,91 @@ def resume(plan: WritesPlan | None, position: Seqno, writes_of: Callable[[Seqno]
     return assignment, serial
 
 
+# --- the source's order ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOrder:
+    """Who applies which transaction where the target gets them in the source's order: so many in a row one channel.
+
+    A channel sends a group when everything before it is in the target (`WritesWalk.turn`), so no write set is asked
+    and no plan is stored. Alone runs only what changes what the others have read of the target, or may.
+    """
+
+    channels: int
+    in_a_row: int
+
+    def owner(self, seqno: Seqno) -> int:
+        """Return the channel of a transaction that changes rows."""
+        return seqno // self.in_a_row % self.channels
+
+    def assign(self, seqno: Seqno, writes: Writes) -> Assigned:
+        """Return who applies a transaction; no other one's matters for that."""
+        if not isinstance(writes, WriteSet) or writes.kind not in (WriteKind.ROWS, WriteKind.MANY):
+            return Assigned(owner=SERIAL, why=alone_for(writes))
+        return Assigned(owner=self.owner(seqno)) if writes.changes else _NOBODY
+
+    def passing(self, walk: WritesWalk, critical: Collection[bytes]) -> Passes:
+        """Return what a walk that has taken nothing passes over by the bytes of headers; it notes that there."""
+
+        def passes(seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes) -> bool:
+            owner = seqno // self.in_a_row % self.channels
+            # Without a row it is nobody's.
+            if owner == walk.channel or item[:1] != _ROWS or item[1:2] == b"\0" or shard in critical:
+                return False
+            walk.after = owner, Seqno(seqno)
+            return True
+
+        return passes
+
+    def resume(
+        self, channel: int, position: Seqno, low: Seqno, writes_of: Callable[[Seqno], Writes]
+    ) -> tuple[tuple[int, Seqno] | None, bool]:
+        """Return what a channel's next group comes after, as `WritesWalk.after`, and whether `position` is serial.
+
+        All channels have applied everything up to `low`; `writes_of` reads the headers after it, up to the position.
+        """
+        after, serial = None, False
+        for number in range(low + 1, position + 1):
+            seqno = Seqno(number)
+            owner = self.assign(seqno, writes_of(seqno)).owner
+            serial = owner == SERIAL
+            if owner not in (NOBODY, SERIAL, channel):
+                after = owner, seqno
+        return after, serial
+
+
 # --- the walk --------------------------------------------------------------------------------------------
 
 
 class WritesWalk(Walk):
-    """One channel's way through the log by write sets: `Walk`, with waits for single transactions of others."""
+    """One channel's way through the log by write sets: `Walk`, with waits for single transactions of others.
+
+    `ordered`: the target gets transactions in the source's order. `after` is then the last transaction of another
+    channel that was passed, channel and seqno, None for none.
+    """
+
+    ordered = False
+    after: tuple[int, Seqno] | None = None
+
+    def turn(self) -> Await | Finish | None:
+        """Return what to wait for before what was taken may be applied in the source's order; None: its turn has come.
+
+        Whoever applied that one had waited for all before it in the same way. Finish: the run is to end before it.
+        """
+        if self.after is None or not self.owes or self._applied.get(self.after[0], -2) >= self.after[1]:
+            return None
+        if self.limit is not None and self.limit < self.passed:
+            return Finish()
+        return Await(channels=(self.after[0],), seqno=self.after[1])
 
     def step(self, seqno: Seqno, assigned: Assigned, tstamp: int = 0) -> Verdict:
         """Return what to do at the next transaction, as `at` does; after Skip and Take call `pass_by`."""
         verdict = self.at(seqno, assigned.owner, tstamp)
+        if self.ordered:
+            if isinstance(verdict, Skip) and self.owes and assigned.owner != NOBODY:
+                return Publish(seqno=self.passed)  # else the next group would stand on both sides of it
+            return verdict
         if isinstance(verdict, Skip):
             # Whoever waits for what is taken here sees the same header, and would wait for the group's end.
             if any(channel == self.channel and self.published < one for channel, one in assigned.waits):
@@ -422,6 +500,8 @@ class WritesWalk(Walk):
         That is at a plan point, where channel 0 stores the next plan with this position; others then read it.
         """
         self.move_on(seqno, assigned.owner)
+        if self.ordered and assigned.owner not in (NOBODY, SERIAL, self.channel):
+            self.after = assigned.owner, seqno
         return Publish(seqno=seqno) if assigned.point and self.channel == 0 else None
 
     def doubt(self, seqno: Seqno, assigned: Assigned) -> Await | None:
@@ -431,7 +511,7 @@ class WritesWalk(Walk):
         before it. None: they had when it was tried, so the conflict is real. Ends with the others' sync interval, since
         nothing else has them publish there.
         """
-        if assigned.owner == SERIAL or assigned.why:
-            return None  # nobody else applied anything
+        if assigned.owner == SERIAL or assigned.why or self.ordered:
+            return None  # nobody else applied anything, or all had before
         behind = tuple(other for other in self._others if self._applied.get(other, -2) < seqno - 1)
         return Await(channels=behind, seqno=Seqno(seqno - 1)) if behind else None

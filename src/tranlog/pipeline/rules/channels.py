@@ -67,6 +67,17 @@ class ShardBy(enum.StrEnum):
     """The value of a column of each table. Every channel decodes every transaction of the tables that have one."""
 
 
+class CommitOrder(enum.StrEnum):
+    """In which order the target gets transactions that touch nothing in common, by `writes`."""
+
+    ANY = "any"
+    SOURCE = "source"
+    """The order of the log: channels read, decode and filter side by side, and apply one after the other."""
+
+
+IN_A_ROW: Final = 64
+"""How many consecutive seqnos go to one channel where the source's order is kept; another number is another plan."""
+
 KEY_SHARD: Final = "#KEY "
 """How the name of a shard begins that is a key's value; its channel is its hash, and is not stored."""
 
@@ -79,7 +90,8 @@ class ShardPlan:
     `default` is the channel of every shard that is in neither, in the place of `rule`. `keys` (by `key`) names the
     column of each table, `schema.table`, sorted; a table without one is a shard of its own. `triggers` (by `writes`)
     are those at the target that read and write nothing that another transaction may touch, sorted; `filters` is a hash
-    of the pipeline's.
+    of the pipeline's. `in_a_row` (by `writes`): so many consecutive seqnos go to one channel, and the target gets all
+    transactions in the source's order; 0: whose write sets have nothing in common come in any.
     """
 
     channels: int
@@ -91,6 +103,7 @@ class ShardPlan:
     keys: tuple[tuple[str, str], ...] = ()
     triggers: tuple[str, ...] = ()
     filters: str = ""
+    in_a_row: int = 0
 
     def check(self) -> None:
         """Raise ConfigError for a plan that cannot work."""
@@ -107,6 +120,8 @@ class ShardPlan:
             raise ConfigError(option="shard by", value=self.by.value, why=why)
         if self.by is not ShardBy.WRITES and self.triggers:
             raise ConfigError(option="independent_triggers", value=self.triggers, why='needs by = "writes"')
+        if self.by is not ShardBy.WRITES and self.in_a_row:
+            raise ConfigError(option="commit_order", value=CommitOrder.SOURCE.value, why='needs by = "writes"')
         for shard, channel in self.mapping:
             if not 0 <= channel < self.channels:
                 why = f"channels are numbered 0 to {self.channels - 1}"
@@ -132,6 +147,8 @@ class ShardPlan:
             fields["triggers"] = list(self.triggers)
         if self.filters:
             fields["filters"] = self.filters
+        if self.in_a_row:
+            fields["in_a_row"] = self.in_a_row
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -149,6 +166,7 @@ class ShardPlan:
                 keys=tuple(sorted((str(k), str(v)) for k, v in fields.get("keys", {}).items())),
                 triggers=tuple(map(str, fields.get("triggers", ()))),
                 filters=str(fields.get("filters", "")),
+                in_a_row=int(fields.get("in_a_row", 0)),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             why = "the target's tranlog_pipeline row does not hold a rule of this release; take the pipeline over anew"
@@ -262,6 +280,8 @@ class PlanOptions:
     independent_triggers: tuple[str, ...] = field(default=(), metadata={"needs": 'by = "writes"', "example": ["audit"]})
     """Triggers at the target that read and write nothing that another transaction may touch, by their names. Any other
     makes the transactions of its table run alone."""
+    commit_order: CommitOrder = field(default=CommitOrder.ANY, metadata={"needs": 'by = "writes"'})
+    """In which order the target gets transactions that touch nothing in common: `any`, which is faster, or `source`."""
 
     def plan(self, channels: int, filters: str = "") -> ShardPlan:
         """Return the plan for so many channels; `filters` is a hash of the pipeline's."""
@@ -275,6 +295,7 @@ class PlanOptions:
             keys=tuple(sorted(self.keys.items())),
             triggers=tuple(sorted(self.independent_triggers)),
             filters=filters if self.by is ShardBy.WRITES else "",
+            in_a_row=IN_A_ROW if self.commit_order is CommitOrder.SOURCE else 0,
         )
 
 

@@ -153,9 +153,8 @@ class PipelineState:
 
     `running`: None where nobody watched and its process was not asked. `lag` is None where the log cannot be read;
     `next_shard`: of the first transaction that is not applied, None for none. `writes`: the plan by write sets, the
-    newest that is stored, None by another rule. `verdicts`: what the last live verification of each table found.
-    `kept_error`: why its last run ended, as
-    its process keeps it beside the log.
+    newest that is stored, None by another rule and in the source's order. `verdicts`: what the last live verification
+    of each table found. `kept_error`: why its last run ended, as its process keeps it beside the log.
     """
 
     options: ApplyOptions

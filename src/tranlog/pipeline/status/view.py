@@ -335,8 +335,9 @@ class ChannelView:
 class WritesView:
     """What one channel did by write sets.
 
-    Of its transactions `dependedCount` depended on one of another channel, for which `waitedCount` waited;
-    `waitSeconds`: for serial ones too. `missedDependencies`: conflicts that were gone when the others had come.
+    Of its transactions `dependedCount` depended on one of another channel, for which `waitedCount` waited; in the
+    source's order that counts groups that waited for their turn. `waitSeconds`: for serial ones too.
+    `missedDependencies`: conflicts that were gone when the others had come.
     """
 
     channel: int
@@ -439,8 +440,13 @@ def _channel_views(pipeline: PipelineState) -> Iterator[ChannelView]:
             yield ChannelView(shard_id=shard, channel=max(owner, 0), serial=owner == SERIAL)
 
 
+def _runs_by_writes(pipeline: PipelineState) -> bool:
+    row = pipeline.row
+    return row is not None and ShardPlan.parse(row.shard_rule, channels=row.channels).by is ShardBy.WRITES
+
+
 def _writes_views(pipeline: PipelineState) -> Iterator[WritesView]:
-    if pipeline.writes is None:
+    if not _runs_by_writes(pipeline):
         return
     for one in pipeline.channels:
         counted = one.counters
@@ -457,15 +463,17 @@ def _writes_views(pipeline: PipelineState) -> Iterator[WritesView]:
 
 
 def _serial_views(pipeline: PipelineState) -> Iterator[SerialView]:
-    plan = pipeline.writes
-    if plan is None:
+    if not _runs_by_writes(pipeline):
         return
+    plan = pipeline.writes
     counted: dict[str, int] = {}
     for one in pipeline.channels:
         for why, count in one.stats.reasons.items():
             counted[why] = counted.get(why, 0) + count
-    reasons = {f"{table}: {why}" for table, why in plan.serial_tables().items()} | counted.keys()
-    if plan.alone:
+    reasons = set(counted)
+    if plan is not None:
+        reasons.update(f"{table}: {why}" for table, why in plan.serial_tables().items())
+    if plan is not None and plan.alone:
         reasons.add(ALONE)
     for why in sorted(reasons):
         yield SerialView(why=why, eventCount=counted.get(why, 0))

@@ -114,7 +114,7 @@ def examine_target(
             yield warning("foreign keys", f"{text}, and a load that replaces rows deletes them all", remedy)
         if tables is not None and filters.severity is Severity.FINE:
             yield from _tables(options, target, tables, source_kind)
-            if options.plan.by is ShardBy.WRITES:
+            if options.plan.by is ShardBy.WRITES and not options.shard_plan().in_a_row:
                 yield from _serial(options, target, tables)
 
 

@@ -22,7 +22,17 @@ PLAN_KEYS: Final = frozenset(
         "pipeline.channels",
         *(
             f"shards.{key}"
-            for key in ("assignment", "by", "channels", "default", "independent_triggers", "keys", "list", "serial")
+            for key in (
+                "assignment",
+                "by",
+                "channels",
+                "commit_order",
+                "default",
+                "independent_triggers",
+                "keys",
+                "list",
+                "serial",
+            )
         ),
     }
 )
