@@ -105,9 +105,11 @@ class Lease:
         if found.first_seqno == NO_SEQNO:
             raise LogMissingError(path=self._options.log_dir, why="it holds no transaction yet")
         start = self._options.start_seqno
+        known = self._holding.known(self._words)  # first, since a driver that begins writes it after the rows
+        pipeline, rows = self._read_pipeline()
         plan = plan_start(
-            pipeline=target.positions.read_pipeline(name),
-            rows=target.positions.read_channels(name),
+            pipeline=pipeline,
+            rows=rows,
             wanted=wanted,
             start=None if start is None else Seqno(start),
             first=found.first_seqno,
@@ -115,7 +117,7 @@ class Lease:
             alive=alive,
             take_over=self._options.take_over,
             shards=len(target.positions.read_assignment(name)),
-            known=self._holding.known(self._words),
+            known=known,
         )
         match plan:
             case Run() | Drain():
@@ -131,21 +133,35 @@ class Lease:
             case _:
                 assert_never(plan)
 
+    def _read_pipeline(self) -> tuple[PipelineRow | None, Sequence[ChannelRow]]:
+        """Read the pipeline's row and its channels' as one driver has written them."""
+        read, name = self._target.positions, self._options.pipeline
+        row = read.read_pipeline(name)
+        while True:
+            rows, before = read.read_channels(name), row
+            row = read.read_pipeline(name)
+            if (None if row is None else row.token) == (None if before is None else before.token):
+                return row, rows
+
     def take(self, wanted: ShardPlan) -> Run | Drain:
         """Become the pipeline's driver, in two steps: first exclude all earlier tasks, then plan on fixed positions.
 
         Positions that were read while an earlier task could still move them must never be written back.
         """
         target, name = self._target, self._options.pipeline
-        row = target.positions.read_pipeline(name)
-        if row is not None:
-            # After a lost connection it may be our own first step that we see.
-            known = row.token == self.token or row.holder == (self._holder if self._tried else NOBODY)
-            if not known and not self._options.take_over:
-                raise PipelineHeldError(pipeline=name, holder=row.holder)  # somebody else was faster
-            self._tried = True
-            self.token = self._write(row, row.token, self._holder)
-        plan = self.decide(wanted, alive=False)
+        while True:
+            row = target.positions.read_pipeline(name)
+            if row is not None:
+                # After a lost connection it may be our own first step that we see.
+                known = row.token == self.token or row.holder == (self._holder if self._tried else NOBODY)
+                if not known and not self._options.take_over:
+                    raise PipelineHeldError(pipeline=name, holder=row.holder)  # somebody else was faster
+                self._tried = True
+                self.token = self._write(row, row.token, self._holder)
+            plan = self.decide(wanted, alive=False)
+            if row is not None or not plan.expected_token:
+                break
+            # Another driver began the pipeline meanwhile, and its tasks are not excluded yet.
         self.token = target.positions.take(
             pipeline=name,
             expected_token=plan.expected_token,
