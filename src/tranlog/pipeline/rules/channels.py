@@ -119,9 +119,9 @@ class ShardPlan:
             why = 'by = "writes" gives no shard a channel; take out `channels` and `default`, or name another rule'
             raise ConfigError(option="shard by", value=self.by.value, why=why)
         if self.by is not ShardBy.WRITES and self.triggers:
-            raise ConfigError(option="independent_triggers", value=self.triggers, why='needs by = "writes"')
+            raise ConfigError(option="shards.independent_triggers", value=self.triggers, why='needs by = "writes"')
         if self.by is not ShardBy.WRITES and self.in_a_row:
-            raise ConfigError(option="commit_order", value=CommitOrder.SOURCE.value, why='needs by = "writes"')
+            raise ConfigError(option="shards.commit_order", value=CommitOrder.SOURCE.value, why='needs by = "writes"')
         for shard, channel in self.mapping:
             if not 0 <= channel < self.channels:
                 why = f"channels are numbered 0 to {self.channels - 1}"
