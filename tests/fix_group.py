@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.replication.rules.beats import Peer
 from tranlog.replication.rules.config import ConfigId, GroupConfig, Member, NodeId
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import BeginReign, Effect, Persist, Put, Send
@@ -107,7 +108,9 @@ class Alone:
         return sent(self.carry_out())
 
     def elect(self, *voters: NodeId) -> None:
-        """Let this node win, by the votes of others."""
+        """Let this node win, by the votes of others, which have told it in a beat that they have its configuration."""
+        for voter in voters:
+            self.core.mind.peers.setdefault(voter, Peer()).config = self.core.config.id
         for _ in range(3):
             self.wait()
         for pre in (True, False):

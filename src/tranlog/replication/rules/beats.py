@@ -65,7 +65,8 @@ class Handing(msgspec.Struct):
 class Mind(msgspec.Struct):
     """The state of a node that is not stored. Times: ms of its own clock.
 
-    `is_gone`: the last known primary has ended, and this node has not voted since.
+    `is_gone`: the last known primary has ended, and this node has not voted since. `config_before`: the id that the
+    configuration had before the present reign gave it its epoch, None once there is another configuration.
     """
 
     epoch: int
@@ -73,6 +74,7 @@ class Mind(msgspec.Struct):
     now: int
     wall: int
     state: int = REPLICA
+    config_before: ConfigId | None = None
     primary: NodeId = NO_NODE
     primary_epoch: int = 0
     primary_heard: int = NEVER
@@ -249,6 +251,7 @@ class Beating:
 
     def _install(self, config: GroupConfig) -> None:
         was_primary = self.mind.state == PRIMARY
+        self.mind.config_before = None
         own = config.member(self.node)
         self._persist(config=config, owing=self.stored.owing and (own is None or not own.witness))
         if was_primary and (own is None or not own.electable):

@@ -17,7 +17,7 @@ from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules import acks as ack_rules
 from tranlog.replication.rules import concern, syncup
 from tranlog.replication.rules.answering import Answering
-from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check
+from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check, election_majority
 from tranlog.replication.rules.effects import (
     Committed,
     DropChunks,
@@ -219,6 +219,17 @@ class Core(Answering):
         self._settle()
         return None
 
+    def _is_installed(self) -> bool:
+        """Whether as many voters have the present configuration as elect a primary by it.
+
+        Before that, those who have the one before may elect another primary, whose log need not hold what has its
+        majority by this one: of two nodes with data and a witness one goes, and the other would commit by itself.
+        """
+        mind = self.mind
+        ids = (self.config.id, mind.config_before)  # a reign that begins changes no more than the id
+        having = [node for node, peer in mind.peers.items() if peer.config in ids]
+        return len({*having, self.node}.intersection(self.config.voters)) >= election_majority(self.config)
+
     # --- following ---
 
     def _follow(self) -> None:
@@ -379,7 +390,7 @@ class Core(Answering):
         if mind.state == PRIMARY:
             durable = ack_rules.durable_at(mind.acks, self.node, log.durable)
             point = ack_rules.commit_point(self.config, durable, mind.epoch)
-            if point > mind.committed:
+            if point > mind.committed and self._is_installed():
                 mind.committed = point
                 self._out.append(Committed(point))
             self._answer()

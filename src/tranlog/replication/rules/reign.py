@@ -107,6 +107,7 @@ class Reigning(Beating):
         for peer in mind.peers.values():
             peer.echo = -1
         self.intake.stop()
+        mind.config_before = self.config.id
         config = msgspec.structs.replace(self.config, id=ConfigId(mind.epoch, self.config.id.version))
         self._persist(config=config)
         self._out.append(BeginReign(mind.epoch))
