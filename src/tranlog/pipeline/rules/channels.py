@@ -280,8 +280,9 @@ class PlanOptions:
     independent_triggers: tuple[str, ...] = field(default=(), metadata={"needs": 'by = "writes"', "example": ["audit"]})
     """Triggers at the target that read and write nothing that another transaction may touch, by their names. Any other
     makes the transactions of its table run alone."""
-    commit_order: CommitOrder = field(default=CommitOrder.ANY, metadata={"needs": 'by = "writes"'})
-    """In which order the target gets transactions that touch nothing in common: `any`, which is faster, or `source`."""
+    commit_order: CommitOrder = CommitOrder.ANY
+    """By `writes`, in which order the target gets transactions that touch nothing in common: `any`, which is faster, or
+    `source`."""
 
     def plan(self, channels: int, filters: str = "") -> ShardPlan:
         """Return the plan for so many channels; `filters` is a hash of the pipeline's."""
