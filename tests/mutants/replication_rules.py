@@ -138,6 +138,11 @@ REPLICATION = (
         (RULES + "config", "    if not copied:\n", "    if False:\n"),
     ),
     _mutant(
+        "commit-before-installed",
+        "a configuration commits before a majority has it",
+        (RULES + "core", "if point > mind.committed and self._is_installed():", "if point > mind.committed:"),
+    ),
+    _mutant(
         "two-voters-at-once",
         "a configuration changes any number of voters",
         (RULES + "config", "if voters_changed(old, new) > 1:", "if False:"),

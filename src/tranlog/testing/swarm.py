@@ -68,6 +68,7 @@ class Swarm:
             self._jump,
             self._sync_from,
             self._reconfigure,
+            self._take_a_copy,
             self._lose,
             self._wipe,
             self._ask_again,
@@ -219,6 +220,11 @@ class Swarm:
         if self.rng.random() < 0.7:
             self.cluster.agenda.after(self.rng.randrange(200, 6000), self._heal)
 
+    def _cut_off(self, node: NodeId) -> None:
+        """Cut a node off from all others, for long enough that they elect another primary."""
+        self.cluster.network.part([node], [one for one in self.cluster.nodes if one != node], both=True)
+        self.cluster.agenda.after(self.rng.randrange(200, 12_000), self._heal)
+
     def _heal(self) -> None:
         self.cluster.network.cuts.clear()
 
@@ -326,6 +332,24 @@ class Swarm:
             except ConfigError:
                 continue
             self.cluster._carry_out(node)
+
+    def _take_a_copy(self) -> None:
+        """Take a voter with data where there are witnesses, and cut the primary off before anybody hears of it."""
+        for node in self.cluster.primaries():
+            core = self.cluster.up()[node]
+            others = [one for one in core.config.copies if one != node]
+            if not others or len(core.config.copies) == len(core.config.voters):
+                continue
+            taken = self.rng.choice(others)
+            members = [
+                msgspec.structs.replace(one, votes=0, priority=0) if one.node == taken else one
+                for one in core.config.members
+            ]
+            with suppress(ConfigError):
+                new = successor(core.config, members, epoch=core.mind.epoch)
+                if _goes_on(new, self.cluster.lost()) and core.reconfigure(new) is None:
+                    self._cut_off(node)
+                    self.cluster._carry_out(node)
 
     def _take_two_voters(self, node: NodeId) -> None:
         """Ask for what is always refused, so that it changes no run: two voters less at once."""
