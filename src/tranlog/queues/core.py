@@ -135,6 +135,13 @@ class Delivery:
         return f"message {lsn_text(self.id)} of queue {self.queue!r}"
 
 
+def _waiting_on(message: Message, queue_id: int) -> QueuePlace:
+    """Return a message's place on the queue on which it waits."""
+    place = message.place_on(queue_id)
+    assert place is not None, "what waits on a queue is on it"
+    return place
+
+
 class StoreCore:
     """An open store. `journal.lock` guards everything here; the caller holds it, except for `read`."""
 
@@ -241,8 +248,8 @@ class StoreCore:
         journal, state, row, stored_at = self.journal, self.state, self.row(queue_id), self._clock.now_ms()
         journal.admit(size, Need.PUBLISH)
         place = begin = journal.next_place()
-        pieces: list[bytes] = []
         epoch = journal.epoch
+        pieces: list[bytes] = []
         for raw in run:
             pieces += encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
             place = Lsn(place + _PUBLISH_BYTES + len(raw))
@@ -420,8 +427,7 @@ class StoreCore:
         row, shown = self.row(queue_id), self.journal.shown
         found: list[Delivery] = []
         while len(found) < count and (message := row.first()) is not None:
-            place = message.place_on(queue_id)
-            assert place is not None, "what waits on a queue is on it"
+            place = _waiting_on(message, queue_id)
             if 0 < place.expires_at <= self._clock.now_ms():
                 self.dequeue(message, place, EXPIRED, row)
                 continue
@@ -441,8 +447,7 @@ class StoreCore:
         """Yield what `take` would return, in order, without taking it. The lock is held meanwhile."""
         shown, now_ms = self.journal.shown, self._clock.now_ms()
         for message in self.row(queue_id):
-            place = message.place_on(queue_id)
-            assert place is not None, "what waits on a queue is on it"
+            place = _waiting_on(message, queue_id)
             if self.put_back.is_shown(place, shown) and not 0 < place.expires_at <= now_ms:
                 yield self._delivery(queue, message, place)
 
@@ -470,10 +475,10 @@ class StoreCore:
             journal.admit(size, Need.DRAIN)
         except DiskFullError:
             return False  # for some of them there may be room
-        at = journal.next_place()
+        at, epoch = journal.next_place(), journal.epoch
         pieces: list[bytes] = []
         for one in deliveries:
-            pieces += encode_taken(journal.epoch, at, one.message.id, one.place.queue_id, reason)
+            pieces += encode_taken(epoch, at, one.message.id, one.place.queue_id, reason)
             at = Lsn(at + _DEQUEUE_BYTES)
         journal.put_whole(pieces, size)
         for one in deliveries:
@@ -487,14 +492,11 @@ class StoreCore:
         """Remove the waiting messages from a queue; return how many there were."""
         found = self.row(queue_id).clear()
         for number, message in enumerate(found):
-            place = message.place_on(queue_id)
-            assert place is not None
             try:
-                self.dequeue(message, place, PURGED)
+                self.dequeue(message, _waiting_on(message, queue_id), PURGED)
             except BaseException:
                 for rest in found[number:]:
-                    if (place := rest.place_on(queue_id)) is not None:
-                        self.row(queue_id).add(rest, place)
+                    self.row(queue_id).add(rest, _waiting_on(rest, queue_id))
                 raise
         return len(found)
 
