@@ -14,27 +14,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tranlog.errors import ConfigError
+from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.service.config.config import Config, load, reading
 from tranlog.service.process.operating import ReadAgain
 
 PLAN_KEYS: Final = frozenset(
-    {
-        "pipeline.channels",
-        *(
-            f"shards.{key}"
-            for key in (
-                "assignment",
-                "by",
-                "channels",
-                "commit_order",
-                "default",
-                "independent_triggers",
-                "keys",
-                "list",
-                "serial",
-            )
-        ),
-    }
+    {"pipeline.channels", "shards.list", *(f"shards.{one.name}" for one in dataclasses.fields(PlanOptions))}
 )
 """The keys that a running process takes up."""
 
