@@ -17,7 +17,15 @@ from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules import acks as ack_rules
 from tranlog.replication.rules import concern, syncup
 from tranlog.replication.rules.answering import Answering
-from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check, election_majority
+from tranlog.replication.rules.config import (
+    NO_NODE,
+    ConfigId,
+    GroupConfig,
+    NodeId,
+    change_refused,
+    check,
+    election_majority,
+)
 from tranlog.replication.rules.effects import (
     Committed,
     DropChunks,
@@ -201,12 +209,11 @@ class Core(Answering):
         if not forced:
             if mind.state != PRIMARY:
                 return "this node is not primary"
-            installed = [node for node, peer in mind.peers.items() if peer.config == self.config.id]
             durable = ack_rules.durable_at(mind.acks, self.node, self.log.durable)
             refused = change_refused(
                 self.config,
                 new,
-                installed=[*installed, self.node],
+                installed=self._installed_at(self.config.id),
                 committed=mind.committed.epoch == mind.epoch
                 and ack_rules.commit_point(self.config, durable, mind.epoch) >= mind.committed,
                 copied=ack_rules.commit_point(new, durable, mind.epoch) >= mind.committed,
@@ -225,10 +232,14 @@ class Core(Answering):
         Before that, those who have the one before may elect another primary, whose log need not hold what has its
         majority by this one: of two nodes with data and a witness one goes, and the other would commit by itself.
         """
-        mind = self.mind
-        ids = (self.config.id, mind.config_before)  # a reign that begins changes no more than the id
-        having = [node for node, peer in mind.peers.items() if peer.config in ids]
-        return len({*having, self.node}.intersection(self.config.voters)) >= election_majority(self.config)
+        having = self._installed_at(
+            self.config.id, self.mind.config_before
+        )  # a reign that begins changes no more than the id
+        return len(having.intersection(self.config.voters)) >= election_majority(self.config)
+
+    def _installed_at(self, *ids: ConfigId | None) -> set[NodeId]:
+        """Return this node, and those that have a configuration of one of these ids durable."""
+        return {self.node, *(node for node, peer in self.mind.peers.items() if peer.config in ids)}
 
     # --- following ---
 
