@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -340,11 +340,7 @@ class Swarm:
             others = [one for one in core.config.copies if one != node]
             if not others or len(core.config.copies) == len(core.config.voters):
                 continue
-            taken = self.rng.choice(others)
-            members = [
-                msgspec.structs.replace(one, votes=0, priority=0) if one.node == taken else one
-                for one in core.config.members
-            ]
+            members = _without_votes(core.config, [self.rng.choice(others)])
             with suppress(ConfigError):
                 new = successor(core.config, members, epoch=core.mind.epoch)
                 if _goes_on(new, self.cluster.lost()) and core.reconfigure(new) is None:
@@ -355,13 +351,16 @@ class Swarm:
         """Ask for what is always refused, so that it changes no run: two voters less at once."""
         core = self.cluster.up()[node]
         two = [one.node for one in core.config.members if one.votes and not one.witness][-2:]
-        members = [
-            msgspec.structs.replace(one, votes=0, priority=0) if one.node in two else one for one in core.config.members
-        ]
+        members = _without_votes(core.config, two)
         with suppress(ConfigError):
             new = successor(core.config, members, epoch=core.mind.epoch)
             if len(two) == 2 and _goes_on(new, self.cluster.lost()) and core.reconfigure(new) is None:
                 self.cluster._carry_out(node)
+
+
+def _without_votes(config: GroupConfig, nodes: Collection[NodeId]) -> list[Member]:
+    """Return the members, of which these nodes have no vote."""
+    return [msgspec.structs.replace(one, votes=0, priority=0) if one.node in nodes else one for one in config.members]
 
 
 def _goes_on(config: GroupConfig, lost: set[NodeId]) -> bool:
