@@ -122,7 +122,7 @@ class WriteOwners:
         position = row.applied_seqno
         if self._order is not None:
             low = min(self._claim.meet().applied.values())
-            with self._writes_after(Seqno(min(low, position))) as writes_of:
+            with self._writes_after(low) as writes_of:
                 self.after, run = self._order.resume(self._task.channel, position, low, writes_of)
             return run
         plan = self._stored(position)

@@ -424,7 +424,7 @@ class SourceOrder:
         """Return what a walk that has taken nothing passes over by the bytes of headers; it notes that there."""
 
         def passes(seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes) -> bool:
-            owner = seqno // self.in_a_row % self.channels
+            owner = self.owner(Seqno(seqno))
             # Without a row it is nobody's.
             if owner == walk.channel or item[:1] != _ROWS or item[1:2] == b"\0" or shard in critical:
                 return False

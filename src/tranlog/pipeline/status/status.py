@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tranlog.ids import NO_EPOCH, NO_SEQNO
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.rules.by_writes import WritesPlan
+from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import (
     ChannelStats,
     Counters,
@@ -170,6 +171,11 @@ class PipelineState:
     notes: tuple[str, ...] = ()
     verdicts: tuple[VerdictRow, ...] = ()
     kept_error: LastError | None = None
+
+    @property
+    def plan(self) -> ShardPlan | None:
+        """How shards are divided, as the target has it; None where it never ran. Raises ConfigError."""
+        return None if self.row is None else ShardPlan.parse(self.row.shard_rule, channels=self.row.channels)
 
     @property
     def rows(self) -> list[ChannelRow]:

@@ -21,7 +21,7 @@ from tranlog.ids import NO_SEQNO
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.filters.filters import describe
 from tranlog.pipeline.rules.by_writes import ALONE
-from tranlog.pipeline.rules.channels import SERIAL, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import SERIAL, Parallelization, ShardBy
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.pipeline.rules.states import OperationState, Wait
 from tranlog.pipeline.status.status import PipelineState, Status, at, class_name
@@ -428,9 +428,9 @@ def _interval_guard(pipeline: PipelineState) -> IntervalGuard:
 
 def _channel_views(pipeline: PipelineState) -> Iterator[ChannelView]:
     """Show whose each shard is: the recorded ones, the mapped ones, the serial ones."""
-    if pipeline.row is None:
+    plan = pipeline.plan
+    if plan is None:
         return
-    plan = ShardPlan.parse(pipeline.row.shard_rule, channels=pipeline.row.channels)
     names = {*pipeline.assignment, *plan.serial, *(shard for shard, _ in plan.mapping)}
     if plan.by not in (ShardBy.KEY, ShardBy.WRITES):  # then those that are counted are not the plan's
         names |= {one.shard for one in pipeline.shards}
@@ -441,8 +441,8 @@ def _channel_views(pipeline: PipelineState) -> Iterator[ChannelView]:
 
 
 def _runs_by_writes(pipeline: PipelineState) -> bool:
-    row = pipeline.row
-    return row is not None and ShardPlan.parse(row.shard_rule, channels=row.channels).by is ShardBy.WRITES
+    plan = pipeline.plan
+    return plan is not None and plan.by is ShardBy.WRITES
 
 
 def _writes_views(pipeline: PipelineState) -> Iterator[WritesView]:
