@@ -78,8 +78,9 @@ class ModelLog:
         return self.entries[at].gtid if 0 <= at < len(self.entries) else None
 
     def h(self, seqno: int) -> int:
-        """Return the hash up to a seqno."""
+        """Return the hash up to a seqno that is held, or up to the one before the first."""
         at = seqno - self.begin
+        assert at >= -1, f"seqno {seqno} is purged: the log starts at {self.begin}"
         return self.hashes[at] if at >= 0 else self.begin_hash
 
     def last_of_epoch(self, epoch: int) -> Gtid:

@@ -46,6 +46,13 @@ def searched(
         where = further
 
 
+def emptied(begin: int) -> ModelLog:
+    """Return a log that was purged up to `begin`, and lost what it still had."""
+    log = ModelLog()
+    log.begin = begin
+    return log
+
+
 def histories(prefix: list[int], one: list[int], other: list[int]) -> tuple[ModelLog, ModelLog]:
     """Return two logs with a common prefix; what follows it are epochs that only one of them has, as reigns go."""
     own = prefix + [2 * epoch for epoch in one]
@@ -107,6 +114,9 @@ def test_equal_gtids_with_another_hash_are_fatal_and_never_merged() -> None:
         (log_of(1, 1, 2, 2, begin=3), log_of(1, 1, 3), gtid(1, 1), Verdict.RESTORE),
         (ModelLog(), log_of(1, 1, begin=1), NO_GTID, Verdict.RESTORE),
         (ModelLog(), log_of(1, 1), NO_GTID, Verdict.STREAM),
+        (emptied(2), log_of(1, 1, 1), NO_GTID, Verdict.RESTORE),
+        (emptied(2), log_of(1, 1, 1, begin=1), NO_GTID, Verdict.RESTORE),
+        (log_of(1, 1, 1), emptied(2), NO_GTID, Verdict.WAIT),
     ],
 )
 def test_the_verdicts(mine: ModelLog, source: ModelLog, committed: Gtid, verdict: Verdict) -> None:

@@ -51,14 +51,26 @@ def first_question(log: ReplicatedLog, number: int) -> Where:
 
 
 def _question(log: ReplicatedLog, gtid: Gtid, number: int) -> Where:
-    return Where(number=number, gtid=gtid, h=log.h(gtid.seqno))
+    return Where(number=number, gtid=gtid, h=_h(log, gtid))
+
+
+def _h(log: ReplicatedLog, gtid: Gtid) -> int:
+    """Return the running hash up to a GTID; 0 if the log does not hold it: it was purged, and lost the rest."""
+    return log.h(gtid.seqno) if holds(log, gtid) else 0
 
 
 def answer(log: ReplicatedLog, where: Where, epoch: int) -> Here:
     """Return the source's answer: the GTID asked for if it has it, else its last of that or an earlier epoch."""
     found = where.gtid if holds(log, where.gtid) else _at_or_below(log, where.gtid)
-    h = log.h(found.seqno) if holds(log, found) else 0
-    return Here(number=where.number, asked=where.gtid, found=found, h=h, first=log.first, last=log.last, epoch=epoch)
+    return Here(
+        number=where.number,
+        asked=where.gtid,
+        found=found,
+        h=_h(log, found),
+        first=log.first,
+        last=log.last,
+        epoch=epoch,
+    )
 
 
 def next_question(log: ReplicatedLog, here: Here) -> Where | None:
