@@ -309,10 +309,10 @@ class Swarm:
                     if new == node or (new in core.mind.peers and core.mind.peers[new].config == core.config.id):
                         self._wiped.pop(old, None)
                     continue
-                try:
-                    core.reconfigure(successor(core.config, [*members, changed], epoch=core.mind.epoch))
-                except ConfigError:
-                    pass
+                with suppress(ConfigError):
+                    admitted = successor(core.config, [*members, changed], epoch=core.mind.epoch)
+                    if _goes_on(admitted, self.cluster.lost()):
+                        core.reconfigure(admitted)
                 self.cluster._carry_out(node)
 
     def _reconfigure(self) -> None:
