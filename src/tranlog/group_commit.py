@@ -121,7 +121,7 @@ class GroupCommit:
             place = log.reach(target)
             if log.durable >= place:
                 return place
-            if self.leader or self._waking is not None:
+            if self._busy():
                 return self.enter(place)
             if log.may_sync(target):
                 self._sync = log.begin_sync()
@@ -172,8 +172,12 @@ class GroupCommit:
         self._waking = None
         if last.served and self._row:
             with self.lock, self._step:
-                if not self.leader and self._waking is None:
+                if not self._busy():
                     self.wake()
+
+    def _busy(self) -> bool:
+        """Whether a sync runs, or begins when the last of many is awake."""
+        return self.leader != 0 or self._waking is not None
 
     def over(self) -> bool:
         """Whether this thread led a sync: as it is here, that is over or was broken off, and it leads no more."""
@@ -187,6 +191,14 @@ class GroupCommit:
         if self.leader and self._at_sync.acquire(blocking=False):
             self._at_sync.release()
             self.leader = 0
+
+    def forked(self, lock: AbstractContextManager[object]) -> None:
+        """In a child that was just forked: have no lock that nobody here will free. `lock` is the log's."""
+        self.lock = lock
+        if self._at_sync.acquire(blocking=False):
+            self._at_sync.release()
+        else:
+            self._at_sync = threading.RLock()
 
     def enter(self, target: int) -> Waiter:
         """Return a new one that waits, without the lock."""

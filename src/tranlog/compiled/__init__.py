@@ -42,11 +42,16 @@ MODULES = (
     "tranlog.pipeline.rules.write_order",
     "tranlog.queues.rules.state",
     "tranlog.queues.rules.runs",
+    "tranlog.queues.rules.buffer",
+    "tranlog.queues.files.journal",
+    "tranlog.queues.core",
+    "tranlog.queues.publishing",
+    "tranlog.group_commit",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
 write sets and the assignment by them, the running hash, appending, packing transactions, the rows of a SQLite writer,
 those that a server sends as text, those of a PostgreSQL's stream and its small transactions, what a message store
-holds."""
+holds, a publish and an acknowledgement there, group commit."""
 SOURCES = (
     "varint.py",
     "table_map.py",
@@ -67,6 +72,11 @@ SOURCES = (
     "pipeline/rules/write_order.py",
     "queues/rules/state.py",
     "queues/rules/runs.py",
+    "queues/rules/buffer.py",
+    "queues/files/journal.py",
+    "queues/core.py",
+    "queues/publishing.py",
+    "group_commit.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",

@@ -115,7 +115,7 @@ class Steps:
     def forked(self) -> None:
         """In a child that was just forked: have no lock that nobody here will free."""
         lock = self.lock
-        renew_locks(self, self.commits)
-        self.commits.lock = self.lock
+        renew_locks(self)
+        self.commits.forked(self.lock)
         if self.lock is not lock:
             self.changed = threading.Condition(self.lock)
