@@ -36,6 +36,7 @@ class Shares:
     """
 
     channels: int
+    commit_order: str
     parallel: float
     waited: float
     missed_dependencies: int
@@ -54,6 +55,7 @@ class Shares:
         whole = max(1, done.transactions)
         return cls(
             channels=service.channels,
+            commit_order=service.commit_order,
             parallel=round(1 - done.serial / whole, 3),
             waited=round(done.held / whole, 3),
             missed_dependencies=done.missed,

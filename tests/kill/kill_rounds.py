@@ -2,9 +2,9 @@
 
 `make kill ROUNDS=n SEED=s` runs it. Services run side by side: writers on MariaDB, on PostgreSQL and on SQLite, each
 captured into a log of its own and applied by Spark on four channels into one server. One of the two servers, drawn by
-the seed, writes in one schema (`kill_orders`), and 2 to 6 channels apply it by write sets. Each round does one or two
-harms (`kill_harms`) and starts again what is gone. At the end, and at each `--check-every` rounds, the writers pause,
-everything is applied, and `kill_judge` holds all counts against each other.
+the seed, writes in one schema (`kill_orders`), and 2 to 6 channels apply it by write sets, in any order or in the
+source's. Each round does one or two harms (`kill_harms`) and starts again what is gone. At the end, and at each
+`--check-every` rounds, the writers pause, everything is applied, and `kill_judge` holds all counts against each other.
 
 It prints one JSON object and ends with 1 unless nothing is lost or doubled, no transaction was refused for capture's
 sake, no dependency was missed, enough ran in parallel and waited where it should, source and target are equal, every

@@ -185,6 +185,8 @@ class Service:
     load: Load = field(init=False)
     channels: int = field(init=False)
     by_writes: bool = field(init=False)
+    commit_order: str = field(init=False)
+    """In what order channels that meet by write sets commit: "any" or "source"."""
     capture: Process | None = None
     apply: Process | None = None
     live: LiveVerifications = field(default_factory=LiveVerifications)
@@ -199,13 +201,16 @@ class Service:
         chance = random.Random(f"{around.seed}/{self.name}")
         self.by_writes = around.by_writes[self.name]
         self.channels = chance.randint(2, 6) if self.by_writes else CHANNELS
+        self.commit_order = chance.choice(("any", "source"))
         port = None if self.server is None else self.server.port
         dsn = self.server.dsn("") if isinstance(self.server, PostgresServer) else ""
         rest = _REST.format(name=self.name, target=around.target.config(), channels=self.channels)
         tables = OrdersLoad.tables if self.by_writes else ()
         triggers = [name for schema, table, _ in tables for name in around.target.trigger_names(schema, table)]
-        told = f'by = "writes"\nindependent_triggers = {sorted(set(triggers))}' if self.by_writes else ""
-        self.conf.write_text(_SOURCE[self.name].format(port=port, dsn=dsn, by_writes=told) + rest)
+        told = f'by = "writes"\ncommit_order = "{self.commit_order}"\nindependent_triggers = {sorted(set(triggers))}'
+        self.conf.write_text(
+            _SOURCE[self.name].format(port=port, dsn=dsn, by_writes=told if self.by_writes else "") + rest
+        )
         if self.server is None:
             written_by = ForeignLoad if self.name == "foreign" else SqliteLoad
             self.load = written_by(self.folder, around.seed, self.start_program)
