@@ -28,7 +28,7 @@ SUBJECTS = {
     "capture": "bad_input crash_points full_disk slow_disk",
     "log": "bad_input ends failing_disk fork group_commit harm history memory processes shapes slow_disk state_machine"
     " windows",
-    "queues": "bad_input",
+    "queues": "bad_input fork",
     "pipeline": "filtered_channel lost_positions model mutants orders parallelization tungsten_log",
     "replication/acting": "bad_input lives page",
     "service": "bad_input spark_options views",

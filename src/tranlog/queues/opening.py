@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import posixpath
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,7 +48,7 @@ Connect: TypeAlias = Callable[[str], apsw.Connection]
 """Opens a catalogue by its path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class OpenedStore:
     """The parts of an open store."""
 
@@ -58,11 +59,33 @@ class OpenedStore:
     core: StoreCore
     recovered: StoreRecovery
 
+    def __post_init__(self) -> None:
+        _OPEN.add(self)
+
     def let_go(self) -> None:
-        """Close the files and release the lock."""
-        self.catalogue.close()
+        """Close the files and release the lock; of a forked child the catalogue's session is its parent's."""
+        if not self.ownership.foreign():
+            self.catalogue.close()
         self.files.close()
         self.ownership.release()
+
+    def forked(self) -> None:
+        """In a child that was just forked: keep nothing that is the parent's, nor a lock that nobody here will free."""
+        self.ownership.foreign()
+        self.core.journal.forked()
+        self.ownership.release()  # the parent keeps its own; were it killed, this one would keep the store locked
+
+
+_OPEN: weakref.WeakSet[OpenedStore] = weakref.WeakSet()
+"""The stores that this process has open; a child that is forked lets go of each."""
+
+
+def _forked() -> None:
+    for opened in list(_OPEN):
+        opened.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Connect | None) -> OpenedStore:

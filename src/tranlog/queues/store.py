@@ -46,10 +46,11 @@ _LOOK_S = 0.5
 
 
 class MessageStore(StoreDefinitions):
-    """An open store. Threads: any number, for every method.
+    """An open store. Threads: any number, for every method. Processes: the one that opened it.
 
-    Methods raise LogClosedError after it is closed; DiskFailedError if a write or a sync fails, which closes it; and
-    DiskFullError if there is no room for more: then messages can still be taken and answered.
+    Methods raise LogClosedError after it is closed, and in a process that was forked; DiskFailedError if a write or a
+    sync fails, which closes it; and DiskFullError if there is no room for more: then messages can still be taken and
+    answered.
     """
 
     def __init__(self, opened: OpenedStore) -> None:
@@ -95,8 +96,12 @@ class MessageStore(StoreDefinitions):
     def close(self) -> None:
         """Make everything durable and close the store. Held messages are on their queues when it is opened again.
 
-        Closing twice is harmless. Raises as writing does; the store is closed then, too.
+        Closing twice is harmless. Raises as writing does; the store is closed then, too. In a process that was forked
+        from the one that opened the store it lets go of the files, and changes nothing.
         """
+        if self._opened.ownership.foreign():
+            self._opened.let_go()
+            return
         with self._journal.lock:
             if self._closed:
                 return

@@ -146,6 +146,15 @@ class QueueJournal:
         if self._ownership.lost is not None:
             raise closed_by(self._ownership.lost) from self._ownership.lost
 
+    def forked(self) -> None:
+        """In a child that was just forked: have no lock that nobody here will free."""
+        if self.lock.acquire(blocking=False):
+            self.lock.release()
+        else:
+            self.lock = threading.RLock()
+            self.changed = Changes(self.lock)
+        self.commits.forked(self.lock)
+
     # --- opening -------------------------------------------------------------------------------------
 
     def open(self, number: int, end: int, *, epoch: int, proven: Lsn, counter: int) -> None:
