@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,8 @@ def test_a_child_is_refused_at_each_call_and_changes_no_byte(store: MessageStore
         with pytest.raises(LogLockedError):
             MessageStore.open(path)
 
+    for call in calls:  # each as the first that the child does
+        in_child(partial(refused, call))
     in_child(child)
     assert files_of(path) == before
     with pytest.raises(LogLockedError):  # the child's end gave nothing back
