@@ -17,6 +17,8 @@ from itertools import pairwise
 from threading import get_ident
 from typing import Protocol
 
+from tranlog.forking import freed
+
 LOOK_AGAIN_S = 0.2
 """Whoever waits for another thread looks so often whether that one is still at it."""
 FEW = 4
@@ -195,10 +197,7 @@ class GroupCommit:
     def forked(self, lock: AbstractContextManager[object]) -> None:
         """In a child that was just forked: have no lock that nobody here will free. `lock` is the log's."""
         self.lock = lock
-        if self._at_sync.acquire(blocking=False):
-            self._at_sync.release()
-        else:
-            self._at_sync = threading.RLock()
+        self._at_sync = freed(self._at_sync)
 
     def enter(self, target: int) -> Waiter:
         """Return a new one that waits, without the lock."""

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import posixpath
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,6 +21,7 @@ import apsw
 from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import CatalogueError, LogMissingError, StoreDamagedError, StoreMissingError
+from tranlog.forking import tell_of_forks
 from tranlog.log.files.directory import join, make_directory, sign_lock, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.queues.core import StoreCore
@@ -60,7 +60,7 @@ class OpenedStore:
     recovered: StoreRecovery
 
     def __post_init__(self) -> None:
-        _OPEN.add(self)
+        tell_of_forks(self)
 
     def let_go(self) -> None:
         """Close the files and release the lock; of a forked child the catalogue's session is its parent's."""
@@ -74,18 +74,6 @@ class OpenedStore:
         self.ownership.foreign()
         self.core.journal.forked()
         self.ownership.release()  # the parent keeps its own; were it killed, this one would keep the store locked
-
-
-_OPEN: weakref.WeakSet[OpenedStore] = weakref.WeakSet()
-"""The stores that this process has open; a child that is forked lets go of each."""
-
-
-def _forked() -> None:
-    for opened in list(_OPEN):
-        opened.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Connect | None) -> OpenedStore:

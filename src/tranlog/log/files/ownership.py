@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 
 from tranlog.disk import Disk, DiskFile, DiskLock
@@ -152,18 +151,3 @@ class OwnedFile:
     def truncate(self, size: int) -> None:
         self._ownership.check()
         self._file.truncate(size)
-
-
-def renew_locks(*holders: object) -> None:
-    """Give these objects, in a child that was just forked, new locks for those that another thread held.
-
-    That thread is not here to let go of it. What this thread holds itself is kept, if it can be told.
-    """
-    for holder in holders:
-        for name, lock in list(vars(holder).items()):
-            for make in (threading.Lock, threading.RLock):
-                if isinstance(lock, type(make())):
-                    if lock.acquire(blocking=False):
-                        lock.release()
-                    else:
-                        setattr(holder, name, make())

@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 
 from tranlog.disk import DiskFile
+from tranlog.forking import freed
 from tranlog.log.options import ReadCounts
 
 RECENT_BYTES = 256 * 1024
@@ -53,6 +54,10 @@ class RecentPieces:
         self._number = number
         self._total = total if total <= RECENT_BYTES else 0
         self._pieces = (*pieces[first:], (start, piece)) if total <= RECENT_BYTES else ()
+
+    def forked(self) -> None:
+        """In a child that was just forked: have no lock that nobody here will free."""
+        self._lock = freed(self._lock)
 
     def forget(self) -> None:
         """Drop everything: the file was cut, or another segment begins."""

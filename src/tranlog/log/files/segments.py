@@ -30,6 +30,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
+from tranlog.forking import freed
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text, segment_name
 from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.index_reader import IndexReader
@@ -363,6 +364,11 @@ class Segments:
                 self._stored.close()
                 self._stored = None
 
+    def forked(self) -> None:
+        """In a child that was just forked: have no lock that nobody here will free."""
+        self._lock = freed(self._lock)
+        self._stored_lock = freed(self._stored_lock)
+
     def follow_index(self, stored: IndexReader) -> None:
         """Take places from an index that another process stores, wherever they are asked for: for readers."""
         self._stored = stored
@@ -430,15 +436,10 @@ class Segments:
     def misled(self, place: Place) -> None:
         """Register that the index named a place where the transaction does not stand, though it is in the log."""
         with self._lock:
-            reader = self.index.range.first == NO_SEQNO
-            if reader:
+            if self.index.range.first == NO_SEQNO:  # a reader's
                 self.index.mappings.drop(place)
-        logger.warning(
-            "The index is wrong about a transaction, and the log was walked. path=%s seqno=%d place=%s",
-            self.directory,
-            place.seqno,
-            lsn_text(place.lsn),
-        )
+        told = "The index is wrong about a transaction, and the log was walked. path=%s seqno=%d place=%s"
+        logger.warning(told, self.directory, place.seqno, lsn_text(place.lsn))
 
     def _take_stored(self) -> bool:
         """Look whether the stored index is new, and take what fits the row; whether there was anything to take."""

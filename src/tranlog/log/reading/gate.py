@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import count
 
 from tranlog.errors import LogClosedError
+from tranlog.forking import freed
 from tranlog.ids import NO_SEQNO, Seqno
 
 
@@ -62,6 +63,10 @@ class Gate:
         with self._lock:
             self._closed = True
         self.stir()
+
+    def forked(self) -> None:
+        """In a child that was just forked: have no lock that nobody here will free."""
+        self._lock = freed(self._lock)
 
     def wait(self, seqno: Seqno, timeout_s: float) -> Seqno:
         """Return how far it is open, at once when that reaches `seqno`, else after `timeout_s` at the latest.

@@ -19,6 +19,7 @@ from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import LogMissingError, PurgeFailedError, SegmentEmptyError
+from tranlog.forking import tell_of_forks
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno, segment_name
 from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
@@ -71,6 +72,8 @@ class Log(LogView, Closing):
         self._rollback = Rollback(self._end, self._rotation, self._appending)
         self._flushing: Flushing | None = None
         self._closed = False
+        self.forked = self._end.forked
+        tell_of_forks(self)
         self.recovered = RecoveryReport(created=True, clean=True)
 
     def _close_room(self) -> None:
@@ -222,11 +225,10 @@ class Log(LogView, Closing):
         Faster than as many calls, and no other promise: what others append may come between, and when one is refused
         those before it are appended. The iterable is read to its end first. Raises as `append`.
         """
-        me = get_ident()
+        me, pending = get_ident(), self._pending
         row = list(fragments)
         gtid: Gtid | None = None
         at, count = 0, len(row)
-        pending = self._pending
         while at < count:
             with self._steps.lock:
                 at = pending.add_run(row, at, me)
@@ -263,8 +265,7 @@ class Log(LogView, Closing):
         """For `transact`, and `OpenTransaction`, whose `reign` it is."""
         check_shape(self._end.path, fragments)
         if sum(len(fragment.payload) for fragment in fragments) < self._options.buffer_bytes:
-            gtid = self._appending.append_whole(fragments, reign)
-            if gtid is not None:
+            if (gtid := self._appending.append_whole(fragments, reign)) is not None:
                 self.commit(sync=sync)
                 return gtid
         return self._allocating.allocate(fragments, reign).complete(sync=sync)

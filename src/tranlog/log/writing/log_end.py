@@ -12,8 +12,6 @@ Source: docs/performance.md.
 from __future__ import annotations
 
 import logging
-import os
-import weakref
 from collections.abc import Sequence
 from threading import get_ident
 
@@ -33,7 +31,7 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.hashing import hash_up_to
-from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
+from tranlog.log.files.ownership import Ownership, closed_by
 from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.segments import Segments
@@ -51,9 +49,6 @@ from tranlog.log.writing.spilling import Spilling
 from tranlog.log.writing.steps import Steps
 
 logger = logging.getLogger(__name__)
-
-_WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
-"""The logs that this process has open for writing; a child that is forked lets go of each."""
 
 
 class LogEnd:
@@ -87,7 +82,6 @@ class LogEnd:
         self.turn: OpenTurn | None = None
         self.refused: dict[int, LogError] = {}  # threads whose transactions were taken back by another one, and why
         self.reign = 0  # counts how often a member of a group began to lead, and ceased
-        _WRITERS.add(self)
 
     def open(self, opened: OpenedSegment) -> None:
         """Go on where the log ends that was recovered. Raises OSError."""
@@ -447,21 +441,15 @@ class LogEnd:
     def forked(self) -> None:
         """In a child that was just forked: keep nothing that is the parent's, nor a lock that nobody here will free.
 
-        What this process is told from now on is that another one writes the log. Only of forks that Python makes it is
-        told at once; after one of a library's own, each write finds it out.
+        What this process is told from now on is that another one writes the log.
         """
         self.ownership.foreign()
         self.steps.forked()
-        renew_locks(self.segments, self.spilling, self.recent, self.publishing.seen, self.publishing.proven)
+        self.segments.forked()
+        self.spilling.forked()
+        self.recent.forked()
+        self.publishing.forked()
         self.ownership.release()  # the parent keeps its own; were it killed, this one would keep the log locked
-
-
-def _forked() -> None:
-    for end in list(_WRITERS):
-        end.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class OwnView:

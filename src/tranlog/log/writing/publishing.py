@@ -177,6 +177,11 @@ class Publishing:
         self.seen.stir()
         self.proven.stir()
 
+    def forked(self) -> None:
+        """In a child that was just forked: have no lock that nobody here will free."""
+        self.seen.forked()
+        self.proven.forked()
+
     def close(self) -> None:
         """Wake every reader: nothing will come any more."""
         self.seen.close()

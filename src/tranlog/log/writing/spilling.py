@@ -29,6 +29,7 @@ from tranlog.errors import (
     RecordLimitError,
     SpillFailedError,
 )
+from tranlog.forking import freed
 from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno, lsn_offset
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.files.spilled import SpillStat, bears, list_spill, read_table, stat_of, who_refers
@@ -403,6 +404,10 @@ class Spilling:
             known = {number: highest(gtids) for number, gtids in sorted(self._known.items())}
         stats = [stat_of(self._path, self._disk, number, referred_by) for number, referred_by in known.items()]
         return [one for one in stats if one is not None]
+
+    def forked(self) -> None:
+        """In a child that was just forked: have no lock that nobody here will free."""
+        self._lock = freed(self._lock)
 
     def close(self) -> None:
         """Let go of the files; transactions that are open have failed."""

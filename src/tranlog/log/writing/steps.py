@@ -15,8 +15,9 @@ import time
 from types import TracebackType
 
 from tranlog.errors import LogClosedError, LogError
+from tranlog.forking import freed
 from tranlog.group_commit import LOOK_AGAIN_S, Committing, GroupCommit
-from tranlog.log.files.ownership import Ownership, renew_locks
+from tranlog.log.files.ownership import Ownership
 from tranlog.log.rules.pending import Pending
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class Steps:
     def forked(self) -> None:
         """In a child that was just forked: have no lock that nobody here will free."""
         lock = self.lock
-        renew_locks(self)
+        self.lock = freed(lock)
         self.commits.forked(self.lock)
         if self.lock is not lock:
             self.changed = threading.Condition(self.lock)

@@ -17,6 +17,7 @@ from types import TracebackType
 
 from tranlog.clock import Clock
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, TranlogError
+from tranlog.forking import freed
 from tranlog.group_commit import GroupCommit, Sync, Turn
 from tranlog.ids import Lsn
 from tranlog.log.files.directory import DISK_FULL
@@ -148,10 +149,9 @@ class QueueJournal:
 
     def forked(self) -> None:
         """In a child that was just forked: have no lock that nobody here will free."""
-        if self.lock.acquire(blocking=False):
-            self.lock.release()
-        else:
-            self.lock = threading.RLock()
+        lock = self.lock
+        self.lock = freed(lock)
+        if self.lock is not lock:
             self.changed = Changes(self.lock)
         self.commits.forked(self.lock)
 
