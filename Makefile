@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-for-pyproject
 COMPILED := $(VENV)/compiled-for-sources
 # What machine code is made of: SOURCES in src/tranlog/compiled/__init__.py.
-COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py table_map.py payload.py value_ends.py text_rows.py write_item.py row_touches.py change.py checksum.py gaps.py ids.py shard.py types.py write_set.py log/records/format.py log/records/columns.py log/records/running_hash.py log/rules/pending.py log/rules/prefix.py log/records/record.py source/sqlite/hook.py source/packer.py source/postgres/copied.py source/postgres/rows.py source/postgres/small.py pipeline/rules/write_order.py queues/rules/records.py queues/rules/state.py queues/rules/runs.py queues/rules/buffer.py queues/files/journal.py queues/core.py queues/publishing.py group_commit.py)
+COMPILED_FROM := setup.py $(addprefix src/tranlog/,$(shell grep -o '"[a-z_/0-9]*[.]py"' src/tranlog/compiled/__init__.py | tr -d '"'))
 # What `make plain` runs: the tests of these modules, and of what walks their bytes.
-PLAIN_TESTS := tests/test_compiled.py tests/test_payload.py tests/test_row_touches.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
-  $(addprefix tests/log/test_,arrow.py cursor.py ends.py format.py group_commit.py hashing.py pending.py reader.py recovery.py scan.py spill.py verify.py) \
+PLAIN_TESTS := tests/test_compiled.py tests/test_disk.py tests/test_payload.py tests/test_row_touches.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
+  $(addprefix tests/log/test_,arrow.py cursor.py ends.py failing_disk.py format.py gate.py group_commit.py hashing.py log.py ownership.py pending.py publishing.py reader.py recovery.py scan.py spill.py verify.py) \
   $(addprefix tests/crash/test_,interrupted_writer.py sqlite_writer_crash.py) $(addprefix tests/source/sqlite/test_,buffer.py calls.py hook.py writer.py) tests/source/test_packer.py $(addprefix tests/source/postgres/test_,rows.py small.py) \
   $(addprefix tests/queues/test_,recovery.py store.py)
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final, Protocol, cast
 
+from mypy_extensions import mypyc_attr
+
 from tranlog.inotify import FileWatch, watch_file
 
 
@@ -146,6 +148,7 @@ def may_write(path: str) -> bool:
     return os.access(path, os.W_OK, effective_ids=True)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OsFile:
     """A file of the operating system."""
 
@@ -259,7 +262,8 @@ class OsLock:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    __del__ = release  # an opening that was broken off must not keep the log locked
+    def __del__(self) -> None:
+        self.release()  # an opening that was broken off must not keep the log locked
 
 
 def _same_file(fd: int, path: str) -> bool:
@@ -277,6 +281,7 @@ def _boot_id() -> str:
         return file.read().strip()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OsDisk:
     """The operating system's files."""
 

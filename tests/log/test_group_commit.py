@@ -324,7 +324,7 @@ def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch)
     if harm == "sync":
         disk.fail_at[disk.calls + 1] = errno.EIO
     elif harm == "interrupt":
-        monkeypatch.setattr(log._end, "synced", lambda *_: (_ for _ in ()).throw(Interrupted))
+        monkeypatch.setattr(log._end.segments, "synced", lambda *_: (_ for _ in ()).throw(Interrupted))
     else:
         disk.unlink(f"{PATH}/{'disklog.lck' if harm == 'lock' else segment_names(disk)[-1]}")
     gate.let(10)

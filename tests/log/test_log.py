@@ -840,7 +840,7 @@ def test_the_first_append_behind_a_commit_takes_the_short_way(monkeypatch: pytes
     """It differs by the sync record in front of it; so does each append where each is committed."""
     disk = SimDisk()
     with open_log(disk) as log:
-        monkeypatch.setattr(log._appending, "_encode", lambda *_: pytest.fail("encoded the long way"))
+        monkeypatch.setattr("tranlog.log.writing.appending.record_of", lambda *_: pytest.fail("encoded the long way"))
         for number in range(3):
             log.append(make_fragment(f"e{number}"))
             log.commit()

@@ -43,15 +43,27 @@ MODULES = (
     "tranlog.queues.rules.state",
     "tranlog.queues.rules.runs",
     "tranlog.queues.rules.buffer",
+    "tranlog.queues.files.containers",
     "tranlog.queues.files.journal",
+    "tranlog.queues.files.syncing",
     "tranlog.queues.core",
     "tranlog.queues.publishing",
     "tranlog.group_commit",
+    "tranlog.disk",
+    "tranlog.log.rules.prefix",
+    "tranlog.log.files.ownership",
+    "tranlog.log.files.recent",
+    "tranlog.log.reading.gate",
+    "tranlog.log.writing.journal",
+    "tranlog.log.writing.publishing",
+    "tranlog.log.writing.steps",
+    "tranlog.log.writing.log_end",
+    "tranlog.log.writing.appending",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-write sets and the assignment by them, the running hash, appending, packing transactions, the rows of a SQLite writer,
-those that a server sends as text, those of a PostgreSQL's stream and its small transactions, what a message store
-holds, a publish and an acknowledgement there, group commit."""
+write sets and the assignment by them, the running hash, appending and committing, the disk, packing transactions, the
+rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's stream and its small transactions,
+what a message store holds, a publish and an acknowledgement there, group commit."""
 SOURCES = (
     "varint.py",
     "table_map.py",
@@ -73,16 +85,28 @@ SOURCES = (
     "queues/rules/state.py",
     "queues/rules/runs.py",
     "queues/rules/buffer.py",
+    "queues/files/containers.py",
     "queues/files/journal.py",
+    "queues/files/syncing.py",
     "queues/core.py",
     "queues/publishing.py",
     "group_commit.py",
+    "disk.py",
+    "log/files/ownership.py",
+    "log/files/recent.py",
+    "log/reading/gate.py",
+    "log/rules/prefix.py",
+    "log/writing/journal.py",
+    "log/writing/publishing.py",
+    "log/writing/steps.py",
+    "log/writing/log_end.py",
+    "log/writing/appending.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",
     "gaps.py",
     "ids.py",
-    "log/rules/prefix.py",
+    "log/options.py",
     "log/records/record.py",
     "queues/rules/records.py",
     "shard.py",
@@ -111,7 +135,7 @@ def library_stem(of: str) -> str:
 
 def module_stem(module: str, of: str) -> str:
     """Return the name, without its suffix, of the file that stands for one module."""
-    return f"{module.rpartition('.')[2]}_{of}"
+    return f"{module.replace('.', '_')}_{of}"
 
 
 def _find() -> tuple[dict[str, str], str | None]:

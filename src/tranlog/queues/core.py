@@ -44,9 +44,8 @@ from tranlog.queues.rules.records import (
     WHOLE,
     ProducerStep,
     encode_position,
-    encode_published,
-    encode_taken,
 )
+from tranlog.queues.rules.runs import RunWriter
 from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
 from tranlog.queues.transient import TransientMessages
 from tranlog.queues.waiting import PutBack, QueueRow
@@ -161,6 +160,7 @@ class StoreCore:
         self.held: dict[QueuePlace, Delivery] = {}
         """What was taken and not answered."""
         self.put_back = PutBack()
+        self._runs = RunWriter()
         self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)
         self.recovered = journal.place
         """What was published before this place counts as redelivered."""
@@ -251,7 +251,7 @@ class StoreCore:
         epoch = journal.epoch
         pieces: list[bytes] = []
         for raw in run:
-            pieces += encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
+            pieces += self._runs.published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
             place = Lsn(place + _PUBLISH_BYTES + len(raw))
         journal.put_whole(pieces, size, wait=wait)
         found: list[Message] = []
@@ -400,8 +400,8 @@ class StoreCore:
         journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
         if last and journal.fits(_DEQUEUE_BYTES):
             at = journal.next_place()
-            group = encode_taken(journal.epoch, at, message.id, place.queue_id, reason)
-            journal.put_whole(group, _DEQUEUE_BYTES)
+            group = self._runs.taken(journal.epoch, at, message.id, place.queue_id, reason)
+            journal.put_whole((group,), _DEQUEUE_BYTES)
             return
         body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
         journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
@@ -478,7 +478,7 @@ class StoreCore:
         at, epoch = journal.next_place(), journal.epoch
         pieces: list[bytes] = []
         for one in deliveries:
-            pieces += encode_taken(epoch, at, one.message.id, one.place.queue_id, reason)
+            pieces.append(self._runs.taken(epoch, at, one.message.id, one.place.queue_id, reason))
             at = Lsn(at + _DEQUEUE_BYTES)
         journal.put_whole(pieces, size)
         for one in deliveries:

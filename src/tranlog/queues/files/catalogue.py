@@ -276,7 +276,9 @@ class Catalogue:
 
     def queue(self, name: str) -> Queue:
         """Return a queue. Raises UnknownQueueError."""
-        found = self.queues.get(name)
+        if self._unsure:
+            self._sure()
+        found = self._queues.get(name)
         if found is None:
             raise UnknownQueueError(what=f"queue {name!r}")
         return found

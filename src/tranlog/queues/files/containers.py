@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from mypy_extensions import mypyc_attr
+
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import StoreDamagedError
 from tranlog.ids import Lsn, lsn_offset, lsn_segment
@@ -33,6 +35,7 @@ from tranlog.queues.rules.records import (
 _ZEROS = bytes(1 << 20)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ContainerFiles:
     """The files of one store. Raises OSError as the disk does. The store's lock guards it."""
 

@@ -125,12 +125,7 @@ DEQUEUE_BODY: Final = struct.Struct(">QQB")
 MOVE_BODY: Final = struct.Struct(">QIQI")
 MOVE_PLACE: Final = struct.Struct(">QQQQBI")
 ATTEMPT_BODY: Final = struct.Struct(">QI")
-_PUBLISHED = struct.Struct(HEAD.format + START_BODY.format[1:])
-_ENQUEUE = struct.Struct(HEAD.format + ENQUEUE_BODY.format[1:])
-_DEQUEUE = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:])
 _SYNC = struct.Struct(HEAD.format + PROOF_BODY.format[1:])
-_START_BYTES = OVERHEAD + START_BODY.size
-_ENQUEUE_BYTES, _DEQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size, OVERHEAD + DEQUEUE_BODY.size
 _COUNT = struct.Struct(">H")
 _ZEROS = bytes(1 << 16)
 _POSITION_TAIL = struct.Struct(">QQI")
@@ -293,36 +288,6 @@ def encode_sync(epoch: int, place: Lsn, durable: Lsn, written_at: int, counter: 
     """Return the bytes of a Sync record."""
     raw = _SYNC.pack(_SYNC.size + _CRC.size, SYNC, 0, epoch, place, 0, durable, written_at, counter)
     return raw + _CRC.pack(crc32(raw))
-
-
-def encode_published(
-    epoch: int,
-    place: Lsn,
-    stored_at: int,
-    header_length: int,
-    content: bytes,
-    queue_id: int,
-    expires_at: int,
-    priority: int,
-) -> tuple[bytes, ...]:
-    """Return the bytes of a publish to one queue, as `runs` reads them, in pieces.
-
-    `content`: header and content; it is not copied.
-    """
-    length = len(content)
-    size = _START_BYTES + length
-    start = _PUBLISHED.pack(size, START, FIRST, epoch, place, 0, 0, stored_at, header_length, length)
-    enqueued = _ENQUEUE.pack(
-        _ENQUEUE_BYTES, ENQUEUE, LAST, epoch, place + size, place, queue_id, 0, expires_at, priority
-    )
-    return start, content, _CRC.pack(crc32(content, crc32(start))), enqueued, _CRC.pack(crc32(enqueued))
-
-
-def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> tuple[bytes, ...]:
-    """Return the bytes of a Dequeue and the Delete of its message, as `runs` reads them, in pieces."""
-    dequeue = _DEQUEUE.pack(_DEQUEUE_BYTES, DEQUEUE, FIRST, epoch, place, message, queue_id, 0, reason)
-    delete = HEAD.pack(OVERHEAD, DELETE, LAST, epoch, place + _DEQUEUE_BYTES, message)
-    return dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))
 
 
 def find_proofs(raw: bytes, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:

@@ -1,9 +1,9 @@
 """Runs of the most common groups of a log: a message put on a queue, moved, or removed for good.
 
-Owns the walk over their bytes. Their meaning is defined by `records` and `state`, whose tables this follows. The hard
-idea: each of millions of records is checked against its place, its epoch and its object, and each group against its
-checksums, but an object is created only for a message that still waits at the end of its container. Everything else
-is left to `parse`.
+Owns these groups' bytes as they are written, and the walk over them. Their meaning is defined by `records` and
+`state`, whose tables this follows. The hard idea: each of millions of records is checked against its place, its epoch
+and its object, and each group against its checksums, but an object is created only for a message that still waits at
+the end of its container. Everything else is left to `parse`.
 
 Source: docs/format.md, "Bodies".
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from librt.strings import BytesWriter, read_i32_be, read_i64_be
+from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, write_i64_be
 from mypy_extensions import i64, u8
 
 from tranlog.checksum import crc32
@@ -96,6 +96,80 @@ def _carry(table: bytes, crc: i64) -> i64:
         ^ i64(read_i32_be(table, 2048 + ((crc >> 16 & 0xFF) << 2)))
         ^ i64(read_i32_be(table, 3072 + ((crc >> 24 & 0xFF) << 2)))
     )
+
+
+def _write_u32(out: BytesWriter, number: int) -> None:
+    write_i32_be(out, number if number <= 0x7FFF_FFFF else number - (1 << 32))
+
+
+def _write_u64(out: BytesWriter, number: int) -> None:
+    write_i64_be(out, number if number <= 0x7FFF_FFFF_FFFF_FFFF else number - (1 << 64))
+
+
+def _write_head(out: BytesWriter, size: int, type_flags: i64, epoch: int, place: int, of: int) -> None:
+    out.truncate(0)
+    _write_u32(out, size)
+    out.append(u8(type_flags >> 8))
+    out.append(u8(type_flags & 0xFF))
+    _write_u32(out, epoch)
+    _write_u64(out, place)
+    _write_u64(out, of)
+
+
+class RunWriter:
+    """Encodes groups as `RunWalk` reads them. Threads: one at a time."""
+
+    def __init__(self) -> None:
+        self._out = BytesWriter()
+
+    def published(
+        self,
+        epoch: int,
+        place: Lsn,
+        stored_at: int,
+        header_length: int,
+        content: bytes,
+        queue_id: int,
+        expires_at: int,
+        priority: int,
+    ) -> tuple[bytes, bytes, bytes]:
+        """Return the bytes of a publish to one queue, in pieces.
+
+        `content`: header and content; it is not copied.
+        """
+        out, length = self._out, len(content)
+        size = _START_BYTES + length
+        _write_head(out, size, _START_TYPE, epoch, place, 0)
+        out.append(0)
+        _write_u64(out, stored_at)
+        _write_u32(out, header_length)
+        _write_u64(out, length)
+        start = out.getvalue()
+        _write_head(out, _ENQUEUE_BYTES, _ENQUEUE_TYPE, epoch, place + size, place)
+        _write_u64(out, queue_id)
+        _write_u64(out, 0)
+        _write_u64(out, expires_at)
+        out.append(u8(priority))
+        enqueue = out.getvalue()
+        out.truncate(0)
+        _write_u32(out, crc32(content, crc32(start)))
+        out.write(enqueue)
+        _write_u32(out, crc32(enqueue))
+        return start, content, out.getvalue()
+
+    def taken(self, epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> bytes:
+        """Return the bytes of a Dequeue and the Delete of its message."""
+        out = self._out
+        _write_head(out, _DELETE_BYTES, _DELETE_TYPE, epoch, place + _DEQUEUE_BYTES, message)
+        delete = out.getvalue()
+        _write_head(out, _DEQUEUE_BYTES, _DEQUEUE_TYPE, epoch, place, message)
+        _write_u64(out, queue_id)
+        _write_u64(out, 0)
+        out.append(u8(reason))
+        _write_u32(out, crc32(out.getvalue()))
+        out.write(delete)
+        _write_u32(out, crc32(delete))
+        return out.getvalue()
 
 
 class RunWalk:
