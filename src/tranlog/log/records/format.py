@@ -139,6 +139,9 @@ NAME_LENGTH: Final = struct.Struct(">H")
 CRC: Final = struct.Struct(">I")
 
 _U32: Final = 0xFFFF_FFFF
+_ONES: Final = 0x0101_0101_0101_0101
+_HIGHS: Final = -0x7F7F_7F7F_7F7F_7F80
+"""The highest bit of each byte of a signed word."""
 _SMALL: Final = 4096
 
 BEFORE_HEADER: Final = 9
@@ -671,13 +674,40 @@ def _fits(raw: bytes, at: i64, behind: i64) -> bool:
     end: i64 = at + 9 + (read_i64_be(raw, at + 5) >> 32 & _U32)
     if end + 9 > behind or read_i64_be(raw, end) >> 32 & _U32 != behind - end - 9:
         return False
-    tstamp_at: i64 = raw.index(0, raw.index(0, raw.index(0, at + 28) + 1) + 1) + 1
+    tstamp_at: i64 = _after_ascii(raw, at + 28, end)
+    if not tstamp_at:
+        tstamp_at = raw.index(0, raw.index(0, raw.index(0, at + 28) + 1) + 1) + 1
+        raw[at + 28 : tstamp_at].decode("utf-8")
     if tstamp_at + 8 > end or read_i64_be(raw, tstamp_at) < 0:
         return False
-    raw[at + 28 : tstamp_at].decode("utf-8")
     if tstamp_at + 8 < end:
         _parse_extension(raw, tstamp_at + 8, end)
     return True
+
+
+def _after_ascii(raw: bytes, at: i64, end: i64) -> i64:
+    """Return the offset after the third NUL from `at` on; 0 where a byte before it is not ASCII, or `end` comes first.
+
+    By words: most have neither a NUL nor a byte above 0x7F.
+    """
+    left: i64 = 3
+    while at + 8 <= end:
+        word: i64 = read_i64_be(raw, at)
+        if not (word | (word - _ONES)) & _HIGHS:
+            at += 8
+            continue
+        shift: i64 = 64
+        while shift:
+            shift -= 8
+            at += 1
+            byte: i64 = word >> shift & 0xFF
+            if byte & 0x80:
+                return 0
+            if not byte:
+                left -= 1
+                if not left:
+                    return at
+    return 0
 
 
 def event_checksum_holds(header: RecordHeader, crc: int) -> bool:
