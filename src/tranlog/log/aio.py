@@ -1,12 +1,14 @@
 """The log for asyncio: commits and cursors that do not block the event loop.
 
-Owns the thread that watches another process's log for all tasks; commits run in threads, waiting is the gate's. Reading
-itself stays in the loop; what is new comes from memory. Source: vlsn-index (waiting).
+Owns the thread that watches another process's log for all tasks, and how a task waits at a gate, which tells it when to
+go on. Commits run in threads. Reading itself stays in the loop; what is new comes from memory. Source: vlsn-index
+(waiting).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
@@ -22,6 +24,26 @@ from tranlog.log.writing.open_transaction import OpenTransaction
 
 _LOOK_AT_CLOSING_S = 0.1
 """How long a reader that is closed may take to notice."""
+
+
+async def _wait(gate: Gate, seqno: Seqno, timeout_s: float) -> Seqno:
+    """As `Gate.wait`, for a task of the running event loop."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed over its waiters
+            loop.call_soon_threadsafe(event.set)
+
+    ticket = gate.enter(seqno, wake) if timeout_s > 0 else None
+    if ticket is not None:
+        try:
+            await asyncio.wait_for(event.wait(), timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            gate.leave(ticket)
+    return gate.passed(seqno)
 
 
 class AsyncLog:
@@ -43,7 +65,7 @@ class AsyncLog:
 
     async def wait(self, seqno: Seqno, timeout_s: float, *, committed_only: bool = False) -> Seqno:
         """Return how far the log reaches, once that is `seqno` or the time is over. Raises LogClosedError."""
-        return await self.log.gate(committed_only=committed_only).wait_async(seqno, timeout_s)
+        return await _wait(self.log.gate(committed_only=committed_only), seqno, timeout_s)
 
     def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
         """Return a cursor at the log's first transaction."""
@@ -65,7 +87,7 @@ class AsyncReader:
     async def wait(self, seqno: Seqno, timeout_s: float, *, committed_only: bool = False) -> Seqno:
         """Return how far the log reaches, once that is `seqno` or the time is over. Raises as `LogReader.range`."""
         try:
-            return await self._gate(committed_only).wait_async(seqno, timeout_s)
+            return await _wait(self._gate(committed_only), seqno, timeout_s)
         except LogClosedError:
             if self._failure is not None:
                 raise self._failure from None
@@ -155,7 +177,7 @@ class AsyncCursor:
         """Return the next transaction, or None if none came within `timeout_s`. Raises as `Cursor.next`."""
         found = self._cursor.next()
         if found is None and timeout_s > 0:
-            await self._gate.wait_async(self._cursor.next_seqno, timeout_s)
+            await _wait(self._gate, self._cursor.next_seqno, timeout_s)
             found = self._cursor.next()
         return found
 

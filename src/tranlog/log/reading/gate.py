@@ -1,14 +1,13 @@
 """Where readers wait for a transaction that is not there yet: threads and asyncio tasks, any number, for any seqno.
 
-Owns who waits for what and who is woken; what is visible or durable is the log's to say. The hard idea: only those
-are woken whose seqno has come, so a thousand readers far ahead cost a commit nothing.
+Owns who waits for what and who is woken; what is visible or durable is the log's to say, and a task waits in `log.aio`.
+The hard idea: only those are woken whose seqno has come, so a thousand readers far ahead cost a commit nothing.
 
 Source: vlsn-index (waitForLsn); docs/conformance.md, I33, I34, S9.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import threading
 from collections.abc import Callable
@@ -18,6 +17,9 @@ from tranlog.errors import LogClosedError
 from tranlog.forking import freed
 from tranlog.ids import NO_SEQNO, Seqno
 
+Ticket = tuple[int, int, Callable[[], None]]
+"""Who waits: the seqno, a number that tells apart those who wait for the same one, and what wakes it."""
+
 
 class Gate:
     """Opens up to a seqno, which rises but for a rollback. Threads: any."""
@@ -26,7 +28,7 @@ class Gate:
         self._lock = threading.Lock()
         self._open = NO_SEQNO
         self._closed = False
-        self._waiting: list[tuple[int, int, Callable[[], None]]] = []
+        self._waiting: list[Ticket] = []
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -77,34 +79,13 @@ class Gate:
         """
         if self._open < seqno and timeout_s > 0:
             event = threading.Event()
-            ticket = self._enter(seqno, event.set)
+            ticket = self.enter(seqno, event.set)
             if ticket is not None and not event.wait(timeout_s):
-                self._leave(ticket)
-        return self._passed(seqno)
+                self.leave(ticket)
+        return self.passed(seqno)
 
-    async def wait_async(self, seqno: Seqno, timeout_s: float) -> Seqno:
-        """As `wait`, for a task of the running event loop."""
-        if self._open < seqno and timeout_s > 0:
-            loop = asyncio.get_running_loop()
-            event = asyncio.Event()
-
-            def wake() -> None:
-                try:
-                    loop.call_soon_threadsafe(event.set)
-                except RuntimeError:  # the loop was closed over its waiters
-                    pass
-
-            ticket = self._enter(seqno, wake)
-            if ticket is not None:
-                try:
-                    await asyncio.wait_for(event.wait(), timeout_s)
-                except TimeoutError:
-                    pass
-                finally:
-                    self._leave(ticket)
-        return self._passed(seqno)
-
-    def _enter(self, seqno: Seqno, wake: Callable[[], None]) -> tuple[int, int, Callable[[], None]] | None:
+    def enter(self, seqno: Seqno, wake: Callable[[], None]) -> Ticket | None:
+        """Have `wake` called once, by any thread, when `seqno` may have come; None where there is no need to wait."""
         with self._lock:
             if self._closed or self._open >= seqno:
                 return None
@@ -112,13 +93,15 @@ class Gate:
             heapq.heappush(self._waiting, ticket)
             return ticket
 
-    def _leave(self, ticket: tuple[int, int, Callable[[], None]]) -> None:
+    def leave(self, ticket: Ticket) -> None:
+        """Wait no more; harmless where it was woken."""
         with self._lock:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
                 heapq.heapify(self._waiting)
 
-    def _passed(self, seqno: Seqno) -> Seqno:
+    def passed(self, seqno: Seqno) -> Seqno:
+        """Return how far it is open. Raises LogClosedError if it was closed before `seqno` came."""
         with self._lock:
             if self._open < seqno and self._closed:
                 raise LogClosedError()
