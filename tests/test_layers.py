@@ -90,6 +90,7 @@ PURE = {
     "tranlog.write_item",
     "tranlog.write_set",
     "tranlog.varint",
+    "tranlog.words",
     "tranlog.verification",
     "tranlog.log.options",
     "tranlog.log.properties",

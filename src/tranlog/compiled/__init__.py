@@ -24,6 +24,7 @@ PLAIN_VARIABLE = "TRANLOG_PLAIN"
 
 MODULES = (
     "tranlog.varint",
+    "tranlog.words",
     "tranlog.table_map",
     "tranlog.payload",
     "tranlog.value_ends",
@@ -66,6 +67,7 @@ rows of a SQLite writer, those that a server sends as text, those of a PostgreSQ
 what a message store holds, a publish and an acknowledgement there, group commit."""
 SOURCES = (
     "varint.py",
+    "words.py",
     "table_map.py",
     "payload.py",
     "value_ends.py",

@@ -15,7 +15,7 @@ from collections.abc import Container
 from functools import lru_cache
 from typing import Final, cast
 
-from librt.strings import BytesWriter, read_i64_be, write_i32_be, write_i64_be
+from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64, u8
 
 from tranlog.change import Fragment, TableName
@@ -36,6 +36,7 @@ from tranlog.log.records.record import RotateRecord as RotateRecord
 from tranlog.log.records.record import SegmentHeader as SegmentHeader
 from tranlog.log.records.record import StoredRecord as StoredRecord
 from tranlog.log.records.record import SyncRecord as SyncRecord
+from tranlog.words import write_u32
 
 MAGIC_NUMBER: Final = 0xC001CAFE
 MAJOR_VERSION: Final = 1
@@ -261,10 +262,6 @@ def _text(name: str, text: str) -> bytes:
     return raw
 
 
-def _write_u32(out: BytesWriter, number: int) -> None:
-    write_i32_be(out, number if number <= 0x7FFF_FFFF else number - (1 << 32))
-
-
 def encode_event(
     *,
     seqno: int,
@@ -340,9 +337,9 @@ def _event_head(
     if not 0 <= tstamp <= SEQNO_MAX:
         raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or implausible")
     out.truncate(0)
-    _write_u32(out, record_length)
+    write_u32(out, record_length)
     out.append(cast(u8, kind))
-    _write_u32(out, header_length)
+    write_u32(out, header_length)
     write_i64_be(out, seqno)
     out.append(cast(u8, fragno >> 8))
     out.append(cast(u8, fragno & 0xFF))
@@ -356,14 +353,14 @@ def _event_head(
     out.append(0)
     write_i64_be(out, tstamp)
     out.write(extension)
-    _write_u32(out, data_length)
+    write_u32(out, data_length)
     return out.getvalue()
 
 
 def _trailer(out: BytesWriter, crc: int) -> bytes:
     out.truncate(0)
     out.append(cast(u8, CRC_32))
-    _write_u32(out, crc)
+    write_u32(out, crc)
     return out.getvalue()
 
 

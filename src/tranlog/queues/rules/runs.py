@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, write_i64_be
+from librt.strings import BytesWriter, read_i32_be, read_i64_be
 from mypy_extensions import i64, u8
 
 from tranlog.checksum import crc32
@@ -34,6 +34,7 @@ from tranlog.queues.rules.records import (
     WHOLE,
 )
 from tranlog.queues.rules.state import Message, QueuePlace, QueueState
+from tranlog.words import write_u32, write_u64
 
 # Literals: the compiler folds what it knows. They are held against the tables below.
 _LSN: Final = 10
@@ -98,22 +99,14 @@ def _carry(table: bytes, crc: i64) -> i64:
     )
 
 
-def _write_u32(out: BytesWriter, number: int) -> None:
-    write_i32_be(out, number if number <= 0x7FFF_FFFF else number - (1 << 32))
-
-
-def _write_u64(out: BytesWriter, number: int) -> None:
-    write_i64_be(out, number if number <= 0x7FFF_FFFF_FFFF_FFFF else number - (1 << 64))
-
-
 def _write_head(out: BytesWriter, size: int, type_flags: i64, epoch: int, place: int, of: int) -> None:
     out.truncate(0)
-    _write_u32(out, size)
+    write_u32(out, size)
     out.append(u8(type_flags >> 8))
     out.append(u8(type_flags & 0xFF))
-    _write_u32(out, epoch)
-    _write_u64(out, place)
-    _write_u64(out, of)
+    write_u32(out, epoch)
+    write_u64(out, place)
+    write_u64(out, of)
 
 
 class RunWriter:
@@ -141,20 +134,20 @@ class RunWriter:
         size = _START_BYTES + length
         _write_head(out, size, _START_TYPE, epoch, place, 0)
         out.append(0)
-        _write_u64(out, stored_at)
-        _write_u32(out, header_length)
-        _write_u64(out, length)
+        write_u64(out, stored_at)
+        write_u32(out, header_length)
+        write_u64(out, length)
         start = out.getvalue()
         _write_head(out, _ENQUEUE_BYTES, _ENQUEUE_TYPE, epoch, place + size, place)
-        _write_u64(out, queue_id)
-        _write_u64(out, 0)
-        _write_u64(out, expires_at)
+        write_u64(out, queue_id)
+        write_u64(out, 0)
+        write_u64(out, expires_at)
         out.append(u8(priority))
         enqueue = out.getvalue()
         out.truncate(0)
-        _write_u32(out, crc32(content, crc32(start)))
+        write_u32(out, crc32(content, crc32(start)))
         out.write(enqueue)
-        _write_u32(out, crc32(enqueue))
+        write_u32(out, crc32(enqueue))
         return start, content, out.getvalue()
 
     def taken(self, epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> bytes:
@@ -163,12 +156,12 @@ class RunWriter:
         _write_head(out, _DELETE_BYTES, _DELETE_TYPE, epoch, place + _DEQUEUE_BYTES, message)
         delete = out.getvalue()
         _write_head(out, _DEQUEUE_BYTES, _DEQUEUE_TYPE, epoch, place, message)
-        _write_u64(out, queue_id)
-        _write_u64(out, 0)
+        write_u64(out, queue_id)
+        write_u64(out, 0)
         out.append(u8(reason))
-        _write_u32(out, crc32(out.getvalue()))
+        write_u32(out, crc32(out.getvalue()))
         out.write(delete)
-        _write_u32(out, crc32(delete))
+        write_u32(out, crc32(delete))
         return out.getvalue()
 
 
