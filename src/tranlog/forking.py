@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, overload
 
 
 class Forking(Protocol):
@@ -18,9 +18,6 @@ class Forking(Protocol):
     def forked(self) -> None:
         """Called in a child that was just forked, in its one thread."""
 
-
-LockT = TypeVar("LockT", bound=Any)
-"""A `threading.Lock` or a `threading.RLock`."""
 
 _OPEN: weakref.WeakSet[Forking] = weakref.WeakSet()
 
@@ -33,7 +30,11 @@ def tell_of_forks(one: Forking) -> None:
     _OPEN.add(one)
 
 
-def freed(lock: LockT) -> LockT:
+@overload
+def freed(lock: threading.Lock) -> threading.Lock: ...
+@overload
+def freed(lock: threading.RLock) -> threading.RLock: ...
+def freed(lock: threading.Lock | threading.RLock) -> threading.Lock | threading.RLock:
     """Return a lock for a child that was just forked: this one, or a new one where a thread of the parent holds it.
 
     What the thread that forked holds itself is kept, if that can be told: of an RLock it can.
@@ -41,8 +42,7 @@ def freed(lock: LockT) -> LockT:
     if lock.acquire(blocking=False):
         lock.release()
         return lock
-    made: Any = threading.Lock() if isinstance(lock, type(threading.Lock())) else threading.RLock()
-    return made  # type: ignore[no-any-return]
+    return threading.RLock() if isinstance(lock, type(threading.RLock())) else threading.Lock()
 
 
 def _forked() -> None:
