@@ -23,8 +23,8 @@ from frame import Bench, Question, at_least, at_most, cpu_of, run
 from tranlog.change import Fragment
 from tranlog.ids import Seqno
 from tranlog.log.files.segments import Segments
-from tranlog.log.rules.bucket import Place
 from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.index_values import Place
 from tranlog.log.writing.log import Log, LogOptions
 
 QUESTION = Question(

@@ -14,7 +14,7 @@ from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.rules.index import IndexRange
+from tranlog.log.rules.index_values import IndexRange
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
 from tranlog.log.writing.allocation import empty_records, empty_transaction, padding_for, size_of
 from tranlog.log.writing.log import Log, LogOptions

@@ -19,16 +19,9 @@ from fix_effort import few_of
 from fix_log import run_threads
 from tranlog.errors import IndexCutError, IndexDamagedError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.rules.bucket import Bucket, IndexOptions, Place
-from tranlog.log.rules.index import (
-    EMPTY_RANGE,
-    RANGE_KEY,
-    BuiltFrom,
-    Entry,
-    IndexRange,
-    SegmentRow,
-    SeqnoIndex,
-)
+from tranlog.log.rules.bucket import Bucket
+from tranlog.log.rules.index import RANGE_KEY, SegmentRow, SeqnoIndex
+from tranlog.log.rules.index_values import EMPTY_RANGE, BuiltFrom, Entry, IndexOptions, IndexRange, Place
 from tranlog.testing.traces import entry_of, range_of, replay, traces
 
 TRACES = Path(__file__).parent.parent / "golden" / "index" / "vlsn-traces.jsonl"

@@ -28,9 +28,10 @@ from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, apply_frames, decode_table, encode_frame
 from tranlog.log.files.segments import OPEN_FILES
 from tranlog.log.reading.cursor import Cursor
-from tranlog.log.rules import index as index_module
-from tranlog.log.rules.bucket import Bucket, IndexOptions, encode_bucket
+from tranlog.log.rules import mappings
+from tranlog.log.rules.bucket import Bucket, encode_bucket
 from tranlog.log.rules.index import RANGE_KEY
+from tranlog.log.rules.index_values import IndexOptions
 from tranlog.log.writing.log import Log, LogReader
 from tranlog.testing.disk import SimDisk, SimFile
 
@@ -42,7 +43,7 @@ TABLE_HEADER = b"TLIX\0\1\0\0"
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index of many buckets for a log of a few KB."""
     options = IndexOptions(stride=4, max_mappings=5, spacing=900)
-    monkeypatch.setattr(index_module, "IndexOptions", lambda: options)
+    monkeypatch.setattr(mappings, "IndexOptions", lambda: options)
 
 
 def without_index(disk: SimDisk) -> LogReader:

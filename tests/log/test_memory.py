@@ -12,7 +12,8 @@ import pytest
 from fix_log import PATH, make_fragment
 from tranlog.ids import Epoch, Seqno, lsn
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable, read_index
-from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.testing.disk import SimDisk
 

@@ -325,7 +325,8 @@ def test_a_log_that_is_shorter_than_what_was_visible() -> None:
 
 def test_a_wrong_stored_index_is_dropped() -> None:
     from tranlog.log.files.index_table import INDEX_NAME, IndexTable
-    from tranlog.log.rules.index import BuiltFrom, Entry, SeqnoIndex
+    from tranlog.log.rules.index import SeqnoIndex
+    from tranlog.log.rules.index_values import BuiltFrom, Entry
 
     disk = log_of(segment_bytes=100_000)
     index = SeqnoIndex()

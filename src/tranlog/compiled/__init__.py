@@ -51,6 +51,9 @@ MODULES = (
     "tranlog.queues.publishing",
     "tranlog.group_commit",
     "tranlog.disk",
+    "tranlog.log.rules.bucket",
+    "tranlog.log.rules.mappings",
+    "tranlog.log.rules.index",
     "tranlog.log.rules.prefix",
     "tranlog.log.files.ownership",
     "tranlog.log.files.recent",
@@ -62,9 +65,9 @@ MODULES = (
     "tranlog.log.writing.appending",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-write sets and the assignment by them, the running hash, appending and committing, the disk, packing transactions, the
-rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's stream and its small transactions,
-what a message store holds, a publish and an acknowledgement there, group commit."""
+write sets and the assignment by them, the running hash, appending and committing, the sparse index, the disk, packing
+transactions, the rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's stream and its
+small transactions, what a message store holds, a publish and an acknowledgement there, group commit."""
 SOURCES = (
     "varint.py",
     "words.py",
@@ -97,6 +100,9 @@ SOURCES = (
     "log/files/ownership.py",
     "log/files/recent.py",
     "log/reading/gate.py",
+    "log/rules/bucket.py",
+    "log/rules/mappings.py",
+    "log/rules/index.py",
     "log/rules/prefix.py",
     "log/writing/journal.py",
     "log/writing/publishing.py",
@@ -110,6 +116,7 @@ SOURCES = (
     "ids.py",
     "log/options.py",
     "log/records/record.py",
+    "log/rules/index_values.py",
     "queues/rules/records.py",
     "shard.py",
     "types.py",

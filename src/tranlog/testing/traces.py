@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Lsn, Seqno, lsn
-from tranlog.log.rules.bucket import IndexOptions
-from tranlog.log.rules.index import BuiltFrom, Entry, IndexRange, SeqnoIndex
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom, Entry, IndexOptions, IndexRange
 
 _BUILT_FROM = BuiltFrom(epoch=NO_EPOCH, end=Lsn(0))
 

@@ -24,7 +24,7 @@ from tranlog.log.records.format import (
     take_events,
 )
 from tranlog.log.records.running_hash import after, before, fold, fold_span, signed, tag_of
-from tranlog.log.rules.bucket import Place
+from tranlog.log.rules.index_values import Place
 
 _BACK: Final = 4
 """So many transactions before the one that is asked for the second walk begins; each later one four times as many."""

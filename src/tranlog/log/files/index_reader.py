@@ -12,7 +12,8 @@ import logging
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import IndexDamagedError
 from tranlog.log.files.index_table import apply_frames
-from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from typing import Final
 from tranlog.checksum import crc32
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import IndexDamagedError
-from tranlog.log.rules.index import BuiltFrom, FlushPlan, SeqnoIndex
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom, FlushPlan
 
 logger = logging.getLogger(__name__)
 

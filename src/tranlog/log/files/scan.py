@@ -47,7 +47,8 @@ from tranlog.log.records.format import (
 )
 from tranlog.log.records.spill import Reference, parse_reference
 from tranlog.log.rules.damage import Damage
-from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.rules.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey, suspicious
 
 _PAGE_BYTES = 4096

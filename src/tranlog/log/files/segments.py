@@ -55,9 +55,9 @@ from tranlog.log.records.format import (
     newer_version,
     parse_header,
 )
-from tranlog.log.rules.bucket import Bucket, Place
-from tranlog.log.rules.index import BuiltFrom, Entry, FlushPlan, IndexView, SegmentRow, SeqnoIndex
-from tranlog.log.rules.mappings import Gap
+from tranlog.log.rules.bucket import Bucket
+from tranlog.log.rules.index import IndexView, SegmentRow, SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom, Entry, FlushPlan, Gap, Place
 from tranlog.log.rules.recovery import Survey, missing
 
 logger = logging.getLogger(__name__)

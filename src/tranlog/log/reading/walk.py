@@ -28,7 +28,7 @@ from tranlog.log.records.format import (
     parse_header,
     skip_events,
 )
-from tranlog.log.rules.bucket import Place
+from tranlog.log.rules.index_values import Place
 
 
 class CursorLog(Protocol):

@@ -11,38 +11,14 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 from tranlog.checksum import crc32
 from tranlog.errors import IndexDamagedError
 from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.rules.index_values import IndexOptions, Place
 
 _NO_OFFSET = 0  # a segment begins with its header: no record stands at 0
-
-
-class Place(msgspec.Struct, frozen=True):
-    """The record of `seqno` stands at `lsn` or, for a purged log's very first seqno, at or after it."""
-
-    seqno: Seqno
-    lsn: Lsn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexOptions:
-    """How dense the index is."""
-
-    stride: int = 64
-    """A mapping for every stride-th seqno, or for more of them where transactions are large."""
-    spacing: int = 32 << 10
-    """Bytes between two mappings to aim at, by a smaller stride: what lies between is read by each seek."""
-    max_mappings: int = 1_000
-    """Mappings of one bucket."""
-    max_distance: int = 4 << 20
-    """Bytes after its last mapping that a bucket still takes a seqno from; fewer where another with a smaller stride
-    would suit better."""
 
 
 class Bucket:

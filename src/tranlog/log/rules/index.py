@@ -15,23 +15,20 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-import msgspec
-
 from tranlog.errors import IndexCutError, IndexDamagedError
-from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
-from tranlog.log.rules.bucket import (
-    VALUE_VERSION,
-    Bucket,
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
+from tranlog.log.rules.bucket import VALUE_VERSION, Bucket, decode_bucket, encode_bucket, seal, unseal
+from tranlog.log.rules.index_values import (
+    EMPTY_RANGE,
+    BuiltFrom,
+    Entry,
+    FlushPlan,
     IndexOptions,
+    IndexRange,
     Place,
-    decode_bucket,
-    encode_bucket,
-    seal,
-    unseal,
 )
 from tranlog.log.rules.mappings import Mappings
 
@@ -39,71 +36,27 @@ RANGE_KEY = -1
 """The key under which the range is stored; a bucket's key is its first seqno."""
 
 
-class IndexRange(msgspec.Struct, frozen=True):
-    """What part of the stream a log holds; replaced as a whole, so that nobody reads half of a change.
-
-    Ends: all inclusive; NO_SEQNO for none. `last_sync` is the last transaction that a sync has made durable and that
-    a syncup may meet at, `last_txn_end` the last complete transaction.
-    """
-
-    first: Seqno = NO_SEQNO
-    last: Seqno = NO_SEQNO
-    last_sync: Seqno = NO_SEQNO
-    last_txn_end: Seqno = NO_SEQNO
-
-    def __contains__(self, seqno: object) -> bool:
-        return isinstance(seqno, int) and self.first <= seqno <= self.last and self.first != NO_SEQNO
-
-
-EMPTY_RANGE = IndexRange()
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """A transaction, as it is registered: where it begins, and what it is good for."""
-
-    seqno: Seqno
-    lsn: Lsn
-    sync_point: bool = True
-    txn_end: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltFrom:
-    """The end of the log that a stored index describes: checked against the log before the index is trusted."""
-
-    epoch: Epoch
-    """The epoch of the transaction that `IndexRange.last` names."""
-    end: Lsn
-    """After that transaction's last byte: a scan that continues the index starts here."""
-    history: bytes = NO_HISTORY
-    """The identity of the log's history."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushPlan:
-    """What to store, all of it or nothing: an image of the prefix, as a change of the one before."""
-
-    puts: Mapping[int, bytes]
-    deletes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexView:
     """The index as it was at one moment, cheap to take; its stored form is made later, by anybody, without a lock."""
 
-    buckets: tuple[Bucket, ...]
-    dirty: frozenset[int]
-    deletes: tuple[int, ...]
-    range: bytes
+    __slots__ = ("_buckets", "_deletes", "_dirty", "_range")
+
+    def __init__(
+        self, buckets: tuple[Bucket, ...], dirty: frozenset[int], deletes: tuple[int, ...], stored_range: bytes
+    ) -> None:
+        self._buckets = buckets
+        self._dirty = dirty
+        self._deletes = deletes
+        self._range = stored_range
 
     def plan(self) -> FlushPlan:
         """Return what has changed since the index was stored last."""
-        changed = [bucket for bucket in self.buckets if bucket.first in self.dirty]
-        return FlushPlan(puts=_image(changed, self.range), deletes=self.deletes)
+        changed = [bucket for bucket in self._buckets if bucket.first in self._dirty]
+        return FlushPlan(puts=_image(changed, self._range), deletes=self._deletes)
 
     def image(self) -> dict[int, bytes]:
         """Return everything that a stored index holds, for one that is rewritten."""
-        return _image(self.buckets, self.range)
+        return _image(self._buckets, self._range)
 
 
 class SeqnoIndex:
@@ -172,7 +125,8 @@ class SeqnoIndex:
         """Register that everything up to `seqno` is durable; a syncup may meet there."""
         seqno = min(seqno, self._prefix)
         if seqno > self._facts.last_sync:
-            self._facts = msgspec.structs.replace(self._facts, last_sync=seqno)
+            facts = self._facts
+            self._facts = IndexRange(facts.first, facts.last, seqno, facts.last_txn_end)
             self._range_dirty = True
             self._publish()
 
@@ -326,12 +280,8 @@ class SeqnoIndex:
         buckets, dirty, dropped = mappings.buckets, mappings.dirty, mappings.dropped
         if not (self._range_dirty or dirty or dropped):
             return None
-        return IndexView(
-            buckets=(*buckets[:-1], buckets[-1].copy()) if buckets else (),
-            dirty=dirty,
-            deletes=dropped,
-            range=_encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from),
-        )
+        stored_range = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
+        return IndexView((*buckets[:-1], buckets[-1].copy()) if buckets else (), dirty, dropped, stored_range)
 
     def flush_plan(self, built_from: BuiltFrom) -> FlushPlan | None:
         """Return the change that `view` stores."""

@@ -10,17 +10,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.rules.bucket import Bucket, IndexOptions, Place, encode_bucket
-
-
-class Gap(msgspec.Struct, frozen=True):
-    """Seqnos of which nothing is known: those after `place`, which is exact, up to `upto`, itself included."""
-
-    place: Place
-    upto: Seqno
+from tranlog.log.rules.bucket import Bucket, encode_bucket
+from tranlog.log.rules.index_values import Gap, IndexOptions, Place
 
 
 class _Row:

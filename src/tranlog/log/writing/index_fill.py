@@ -19,7 +19,7 @@ from tranlog.ids import NO_SEQNO, Seqno, lsn_offset, lsn_segment
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import RecordHeader, RollbackMark, SyncRecord, take_events
-from tranlog.log.rules.mappings import Gap
+from tranlog.log.rules.index_values import Gap
 
 logger = logging.getLogger(__name__)
 

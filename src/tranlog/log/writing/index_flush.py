@@ -23,7 +23,8 @@ from tranlog.log.files.directory import join
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable
 from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
-from tranlog.log.rules.index import BuiltFrom, IndexView, SeqnoIndex
+from tranlog.log.rules.index import IndexView, SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.writing.index_fill import IndexFill
 
 logger = logging.getLogger(__name__)
@@ -78,12 +79,14 @@ class IndexFlush:
         if view is not None:
             self._store(view, self._taken)
 
-    def after_sync(self, built_from: BuiltFrom) -> None:
-        """Store the index in another thread if that is due; everything in it is durable."""
-        if self._bytes_behind(built_from.end) < self._options.index_flush_bytes and (
-            self._next_s is None or self._clock.monotonic() < self._next_s
-        ):
-            return
+    def is_due(self, end: Lsn) -> bool:
+        """Whether it is time to store the index of a log that ends at `end`."""
+        if self._bytes_behind(end) >= self._options.index_flush_bytes:
+            return True
+        return self._next_s is not None and self._clock.monotonic() >= self._next_s
+
+    def store_beside(self, built_from: BuiltFrom) -> None:
+        """Store the index in another thread; everything in it is durable."""
         if self._gaps:
             self._filling = self._begin(self._fill.run)
             self._gaps = self._filling is None

@@ -27,7 +27,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.group_commit import Sync
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.hashing import hash_up_to
@@ -261,9 +261,11 @@ class LogEnd:
 
     def store_index(self, *, if_due: bool = False) -> None:
         """Store the index if everything in it is durable; with `if_due` by another thread, once it is time."""
+        if if_due and not self.index_flush.is_due(lsn(self.journal.number, self.publishing.visible_end)):
+            return
         built_from = self.publishing.built_from(self.journal.number)
         if built_from is not None:
-            (self.index_flush.after_sync if if_due else self.index_flush.store)(built_from)
+            (self.index_flush.store_beside if if_due else self.index_flush.store)(built_from)
 
     def unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""

@@ -39,9 +39,9 @@ from tranlog.log.files.scan import checkpoint_of, scan_segment, survey
 from tranlog.log.files.segment import WINDOW_BYTES, doubt_of_last
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import HEADER, SEQNO_MAX, RecordHeader, encode_header
-from tranlog.log.rules.bucket import Place
 from tranlog.log.rules.damage import Problem
-from tranlog.log.rules.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
+from tranlog.log.rules.index import SegmentRow, SeqnoIndex
+from tranlog.log.rules.index_values import BuiltFrom, Entry, Place
 from tranlog.log.rules.recovery import Continue, NewLog, SegmentGlance, Survey, plan
 from tranlog.log.rules.rollback import marks_behind
 from tranlog.log.writing.allocation import empty_transaction, size_of

@@ -16,7 +16,7 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn
 from tranlog.log.files.positions import NO_LSN, Positions, PositionsFile
 from tranlog.log.files.segments import Segments
 from tranlog.log.reading.gate import Gate
-from tranlog.log.rules.index import BuiltFrom
+from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent
 
