@@ -87,19 +87,8 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_positions(positions: Positions) -> bytes:
     """Return the block that the positions file consists of."""
-    body = POSITIONS.pack(
-        POSITIONS_MAGIC,
-        positions.boot_id.encode()[:36],
-        positions.identity & 0xFFFF_FFFF_FFFF_FFFF,
-        positions.epoch,
-        positions.mark,
-        positions.first_seqno,
-        positions.visible_seqno,
-        positions.durable_seqno,
-        positions.committed_seqno,
-        positions.visible_lsn,
-        positions.history,
-    )
+    boot_id, identity, *others = msgspec.structs.astuple(positions)
+    body = POSITIONS.pack(POSITIONS_MAGIC, boot_id.encode()[:36], identity & 0xFFFF_FFFF_FFFF_FFFF, *others)
     return body + _CRC.pack(crc32(body))
 
 
@@ -213,12 +202,19 @@ class PositionsFile:
         self.boot_id = disk.boot_id()
         self._file = disk.open(self._path, write=True, create=True)
         self.identity = self._file.identity()
+        self._ahead: tuple[Positions, bytes] | None = None
         if self._file.size() < POSITIONS_BYTES:  # take its room while a full disk can still be refused
             self._file.pwrite(bytes(POSITIONS_BYTES), 0)
 
+    def prepare(self, positions: Positions) -> None:
+        """Encode what is likely to be written next."""
+        self._ahead = positions, encode_positions(positions)
+
     def write(self, positions: Positions) -> None:
         """Publish: one pwrite of the whole block. Raises OSError."""
-        self._file.pwrite(encode_positions(positions), 0)
+        ahead = self._ahead
+        block = ahead[1] if ahead is not None and ahead[0] == positions else encode_positions(positions)
+        self._file.pwrite(block, 0)
 
     def restore(self) -> bool:
         """Create the file again if somebody removed it; whether that was so. Raises OSError."""

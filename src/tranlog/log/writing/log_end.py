@@ -261,11 +261,10 @@ class LogEnd:
 
     def store_index(self, *, if_due: bool = False) -> None:
         """Store the index if everything in it is durable; with `if_due` by another thread, once it is time."""
-        if if_due and not self.index_flush.is_due(lsn(self.journal.number, self.publishing.visible_end)):
-            return
-        built_from = self.publishing.built_from(self.journal.number)
-        if built_from is not None:
-            (self.index_flush.store_beside if if_due else self.index_flush.store)(built_from)
+        if not if_due or self.index_flush.is_due(lsn(self.journal.number, self.publishing.visible_end)):
+            built_from = self.publishing.built_from(self.journal.number)
+            if built_from is not None:
+                (self.index_flush.store_beside if if_due else self.index_flush.store)(built_from)
 
     def unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""

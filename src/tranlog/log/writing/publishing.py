@@ -82,17 +82,17 @@ class Publishing:
     def synced(self, seqno: Seqno) -> None:
         """Take everything up to `seqno` for durable."""
         self.durable = max(self.durable, seqno)
-        self._commit()
+        self.committed = self._committed(self.durable)
 
     def commit_to(self, seqno: Seqno) -> None:
         """Take everything up to `seqno`, which is visible, for committed by the group once it is durable here."""
         assert self.told is not None
         self.told = max(self.told, seqno)
-        self._commit()
+        self.committed = self._committed(self.durable)
 
-    def _commit(self) -> None:
-        """Move `committed`: without a group there is no other copy."""
-        self.committed = self.durable if self.told is None else max(self.committed, min(self.told, self.durable))
+    def _committed(self, durable: Seqno) -> Seqno:
+        """Return up to where all is committed that is durable: without a group there is no other copy."""
+        return durable if self.told is None else max(self.committed, min(self.told, durable))
 
     def settle_epoch(self, newest: Extent | None) -> None:
         """Where epochs are given, have the last transaction's be that of the next: a later one was taken back.
@@ -111,7 +111,7 @@ class Publishing:
     def go_back(self, seqno: Seqno, ids: tuple[str, str], epoch: Epoch, start: Lsn, mark: int) -> None:
         """Make `seqno` the last transaction, durable: what lay after it was abandoned, by that mark."""
         self.visible = self.durable = seqno
-        self._commit()
+        self.committed = self._committed(seqno)
         self.seen.go_back(seqno)
         self.proven.go_back(seqno)
         self.visible_ids = ids
@@ -124,33 +124,40 @@ class Publishing:
         """Tell readers here and elsewhere; with `look`, see first whether the file is still where they look for it.
 
         Not `elsewhere`: those of other processes wait for the next publication, and so do those who wait for committed
-        ones. Raises OSError.
+        ones; what they will be told is prepared, for a sync that has covered all that is visible. Raises OSError.
         """
-        pending, visible, committed = self._pending, self.visible, self.committed
-        assert committed <= visible <= pending.last and committed <= self.durable <= pending.last
+        visible, durable, committed = self.visible, self.durable, self.committed
+        last = self._pending.last
+        assert committed <= visible <= last and committed <= durable <= last
         self.seen.open_to(visible)
+        file = self._file
+        assert file is not None
         if elsewhere:
-            file, first = self._file, self._segments.first_seqno()
-            assert first - 1 <= committed
-            assert file is not None and self._segments.history is not None
-            self._segments.synced(self.durable)
+            self._segments.synced(durable)
             if look:
                 file.restore()
-            file.write(
-                Positions(
-                    boot_id=file.boot_id,
-                    identity=file.identity,
-                    epoch=self.durable_epoch() if self.given else pending.epoch,
-                    mark=self.mark,
-                    first_seqno=first,
-                    visible_seqno=visible,
-                    durable_seqno=self.durable,
-                    committed_seqno=committed,
-                    visible_lsn=self.visible_lsn,
-                    history=self._segments.history,
-                )
-            )
+            positions = self._positions(file, durable, committed)
+            assert positions.first_seqno - 1 <= committed
+            file.write(positions)
             self.proven.open_to(committed)
+        elif not self.given:
+            file.prepare(self._positions(file, visible, self._committed(visible)))
+
+    def _positions(self, file: PositionsFile, durable: Seqno, committed: Seqno) -> Positions:
+        history = self._segments.history
+        assert history is not None
+        return Positions(
+            boot_id=file.boot_id,
+            identity=file.identity,
+            epoch=self.durable_epoch() if self.given else self._pending.epoch,
+            mark=self.mark,
+            first_seqno=self._segments.first_seqno(),
+            visible_seqno=self.visible,
+            durable_seqno=durable,
+            committed_seqno=committed,
+            visible_lsn=self.visible_lsn,
+            history=history,
+        )
 
     def look_due(self) -> bool:
         """Whether the files are to be looked at after this sync: the directory may have changed since the last look."""
