@@ -206,9 +206,10 @@ def test_whatever_the_document_allows(service: Service, effort: Effort) -> None:
                         ask()
             service.write()
         assert asked.keys() == {one.path for one in operations}
-        httpx.post(f"http://{service.control}/online", json={})
         service.write()
         deadline = time.monotonic() + WAIT_S
         while service.applied() < service.rows:
             assert process.poll() is None and time.monotonic() < deadline, service.tell("state")
+            # Again and again: where it is on its way offline, or online up to a seqno that it was asked for before.
+            httpx.post(f"http://{service.control}/online", json={})
             time.sleep(0.1)
