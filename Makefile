@@ -11,7 +11,7 @@ COMPILED_FROM := setup.py $(addprefix src/tranlog/,$(shell grep -o '"[a-z_/0-9]*
 PLAIN_TESTS := tests/test_compiled.py tests/test_disk.py tests/test_payload.py tests/test_row_touches.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
   $(addprefix tests/log/test_,arrow.py cursor.py ends.py failing_disk.py format.py gate.py group_commit.py hashing.py index.py index_fill.py index_flush.py index_machine.py index_reader.py index_table.py log.py ownership.py pending.py publishing.py reader.py recovery.py scan.py spill.py verify.py) \
   $(addprefix tests/crash/test_,interrupted_writer.py sqlite_writer_crash.py) $(addprefix tests/source/sqlite/test_,buffer.py calls.py hook.py writer.py) tests/source/test_packer.py $(addprefix tests/source/postgres/test_,rows.py small.py) \
-  $(addprefix tests/queues/test_,recovery.py store.py)
+  $(addprefix tests/queues/test_,records.py recovery.py store.py transaction.py)
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests

@@ -13,6 +13,7 @@ from tranlog.errors import CatalogueError, StoreDamagedError
 from tranlog.ids import lsn_text
 from tranlog.queues.by_hand import verify_store
 from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.rules.encoding import encode
 from tranlog.queues.rules.records import (
     BODIES,
     CATALOGUE_NAME,
@@ -22,7 +23,6 @@ from tranlog.queues.rules.records import (
     OVERHEAD,
     QueueRecord,
     container_name,
-    encode,
     parse,
 )
 from tranlog.queues.store import MessageStore

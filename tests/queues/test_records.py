@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tranlog.ids import Lsn, lsn
 from tranlog.queues.rules import records
+from tranlog.queues.rules.encoding import encode
 from tranlog.queues.rules.records import (
     BODIES,
     CHECKPOINT,
@@ -23,7 +24,6 @@ from tranlog.queues.rules.records import (
     NamedPosition,
     QueueRecord,
     Stopped,
-    encode,
     encode_checkpoint,
     encode_header,
     encode_position,

@@ -13,6 +13,7 @@ from fix_effort import few_of
 from tranlog.checksum import crc32
 from tranlog.ids import Lsn, lsn
 from tranlog.queues.rules import records
+from tranlog.queues.rules.encoding import encode
 from tranlog.queues.rules.records import (
     ATTEMPT,
     ATTEMPT_BODY,
@@ -43,7 +44,6 @@ from tranlog.queues.rules.records import (
     SYNC,
     TX_START,
     WHOLE,
-    encode,
 )
 from tranlog.queues.rules.recovery import LogScan, judge_catalogue
 from tranlog.queues.rules.state import QueueState

@@ -42,12 +42,14 @@ MODULES = (
     "tranlog.source.postgres.small",
     "tranlog.pipeline.rules.write_order",
     "tranlog.queues.rules.state",
+    "tranlog.queues.rules.encoding",
     "tranlog.queues.rules.runs",
     "tranlog.queues.rules.buffer",
     "tranlog.queues.files.containers",
     "tranlog.queues.files.journal",
     "tranlog.queues.files.syncing",
     "tranlog.queues.core",
+    "tranlog.queues.transaction",
     "tranlog.queues.publishing",
     "tranlog.group_commit",
     "tranlog.disk",
@@ -67,7 +69,7 @@ MODULES = (
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
 write sets and the assignment by them, the running hash, appending and committing, the sparse index, the disk, packing
 transactions, the rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's stream and its
-small transactions, what a message store holds, a publish and an acknowledgement there, group commit."""
+small transactions, what a message store holds, a publish, an acknowledgement and a transaction there, group commit."""
 SOURCES = (
     "varint.py",
     "words.py",
@@ -88,12 +90,14 @@ SOURCES = (
     "source/postgres/small.py",
     "pipeline/rules/write_order.py",
     "queues/rules/state.py",
+    "queues/rules/encoding.py",
     "queues/rules/runs.py",
     "queues/rules/buffer.py",
     "queues/files/containers.py",
     "queues/files/journal.py",
     "queues/files/syncing.py",
     "queues/core.py",
+    "queues/transaction.py",
     "queues/publishing.py",
     "group_commit.py",
     "disk.py",

@@ -165,10 +165,11 @@ class MessagePublishing:
             raise ValueError("a message is published to at least one queue")
         _check_stamps(expires_at, priority)
         total, written = memoryview(header).nbytes + memoryview(content).nbytes, None
-        with journal.lock:
-            stored, _ = self._ids(names, transient)
-        if total > core.section_bytes and stored:
-            written = self._large(iter((content,)), names, header, total, 0, 0, decide=False)
+        if total > core.section_bytes:
+            with journal.lock:
+                stored, _ = self._ids(names, transient)
+            if stored:
+                written = self._large(iter((content,)), names, header, total, 0, 0, decide=False)
         with journal.lock, journal:
             stored, kept = self._ids(names, transient)
             twin = core.transient.begin(len(header), total, core.now_ms()) if kept else None

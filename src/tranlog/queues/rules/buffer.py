@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tranlog.ids import Lsn, lsn
-from tranlog.queues.rules.records import CONTROL, FIRST, HEADER_BYTES, encode
+from tranlog.queues.rules.encoding import encode
+from tranlog.queues.rules.records import CONTROL, FIRST, HEADER_BYTES
 
 _END = bytes(4)
 """A record_length of 0: what stands behind the last record."""

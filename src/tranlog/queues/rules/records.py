@@ -250,12 +250,6 @@ def parse_header(raw: bytes) -> ContainerHeader | str:
     return ContainerHeader(*fields)
 
 
-def encode(record_type: int, flags: int, epoch: int, place: Lsn, undo_prev: Lsn, body: bytes) -> bytes:
-    """Return a record's bytes."""
-    raw = HEAD.pack(OVERHEAD + len(body), record_type, flags, epoch, place, undo_prev) + body
-    return raw + _CRC.pack(crc32(raw))
-
-
 def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int = 0) -> QueueRecord | Stopped:
     """Read what stands at an offset of `raw`, which is a container's bytes from `start` on.
 

@@ -18,6 +18,7 @@ from mypy_extensions import i64, u8
 
 from tranlog.checksum import crc32
 from tranlog.ids import Lsn
+from tranlog.queues.rules.encoding import write_head
 from tranlog.queues.rules.records import (
     BODIES,
     DELETE,
@@ -99,16 +100,6 @@ def _carry(table: bytes, crc: i64) -> i64:
     )
 
 
-def _write_head(out: BytesWriter, size: int, type_flags: i64, epoch: int, place: int, of: int) -> None:
-    out.truncate(0)
-    write_u32(out, size)
-    out.append(u8(type_flags >> 8))
-    out.append(u8(type_flags & 0xFF))
-    write_u32(out, epoch)
-    write_u64(out, place)
-    write_u64(out, of)
-
-
 class RunWriter:
     """Encodes groups as `RunWalk` reads them. Threads: one at a time."""
 
@@ -132,13 +123,13 @@ class RunWriter:
         """
         out, length = self._out, len(content)
         size = _START_BYTES + length
-        _write_head(out, size, _START_TYPE, epoch, place, 0)
+        write_head(out, size, _START_TYPE, epoch, place, 0)
         out.append(0)
         write_u64(out, stored_at)
         write_u32(out, header_length)
         write_u64(out, length)
         start = out.getvalue()
-        _write_head(out, _ENQUEUE_BYTES, _ENQUEUE_TYPE, epoch, place + size, place)
+        write_head(out, _ENQUEUE_BYTES, _ENQUEUE_TYPE, epoch, place + size, place)
         write_u64(out, queue_id)
         write_u64(out, 0)
         write_u64(out, expires_at)
@@ -153,9 +144,9 @@ class RunWriter:
     def taken(self, epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> bytes:
         """Return the bytes of a Dequeue and the Delete of its message."""
         out = self._out
-        _write_head(out, _DELETE_BYTES, _DELETE_TYPE, epoch, place + _DEQUEUE_BYTES, message)
+        write_head(out, _DELETE_BYTES, _DELETE_TYPE, epoch, place + _DEQUEUE_BYTES, message)
         delete = out.getvalue()
-        _write_head(out, _DEQUEUE_BYTES, _DEQUEUE_TYPE, epoch, place, message)
+        write_head(out, _DEQUEUE_BYTES, _DEQUEUE_TYPE, epoch, place, message)
         write_u64(out, queue_id)
         write_u64(out, 0)
         out.append(u8(reason))
