@@ -539,6 +539,16 @@ class StoreCore:
         return bytes(record.body[begin:])
 
 
+def names_of(queues: Iterable[object]) -> list[str]:
+    """Return these names of queues, each once. Raises TypeError here, and not in the midst of a step of a writer."""
+    names: list[str] = []
+    for one in dict.fromkeys(queues):
+        if not isinstance(one, str):
+            raise TypeError(f"the name of a queue is a str, not {type(one).__name__}")
+        names.append(one)
+    return names
+
+
 def sections_of(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
     """Yield the same bytes in parts of exactly `size`, except the last one."""
     kept = bytearray()

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from operator import index
 
 from tranlog.errors import UnknownQueueError
-from tranlog.queues.core import StoreCore, sections_of
+from tranlog.queues.core import StoreCore, names_of, sections_of
 from tranlog.queues.rules.containers import Need
 from tranlog.queues.rules.records import FIRST, POSITION_BYTES_MOST, WHOLE, ProducerStep
 from tranlog.queues.rules.state import Message
@@ -43,7 +43,7 @@ class MessagePublishing:
         transient: bool = False,
     ) -> Message | None:
         """Put a message on queues; see `MessageStore.publish`. None if it was published before, durably."""
-        names = list(dict.fromkeys(queues))
+        names = names_of(queues)
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
         _check_stamps(expires_at, priority)
@@ -93,7 +93,7 @@ class MessagePublishing:
         self, contents: Sequence[bytes], queues: Sequence[str], header: bytes, expires_at: int, priority: int
     ) -> list[Message]:
         """Put messages on queues; see `MessageStore.publish_many`."""
-        core, names = self._core, list(dict.fromkeys(queues))
+        core, names = self._core, names_of(queues)
         _check_stamps(expires_at, priority)
         if len(names) == 1 and len(header) + max(map(len, contents), default=0) <= core.section_bytes:
             raws = [header + one for one in contents]  # bytes, whatever they were
@@ -160,7 +160,7 @@ class MessagePublishing:
     ) -> None:
         """Add a publish to a transaction; content too large for one section is written to the log before the commit."""
         core, journal = self._core, self._core.journal
-        names = list(dict.fromkeys(queues))
+        names = names_of(queues)
         if not names:
             raise ValueError("a message is published to at least one queue")
         _check_stamps(expires_at, priority)

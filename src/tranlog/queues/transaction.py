@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tranlog.errors import DiskFullError, TransactionStateError, UnknownQueueError
 from tranlog.ids import Lsn
-from tranlog.queues.core import Delivery, StoreCore
+from tranlog.queues.core import Delivery, StoreCore, names_of
 from tranlog.queues.rules.branches import Branch, Branches, CallRefused
 from tranlog.queues.rules.containers import Need
 from tranlog.queues.rules.records import (
@@ -335,7 +335,7 @@ class BranchSession:
 
         A prepared branch outlives the process, and transient messages do not.
         """
-        work, names = self._current().work, list(dict.fromkeys(queues))
+        work, names = self._current().work, names_of(queues)
         with self._store._deciding(self._xid) as core:
             known = core.catalogue.queues
             self._no_transient([name for name in names if name in known and known[name].transient])
