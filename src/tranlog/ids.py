@@ -51,6 +51,13 @@ class Gtid(msgspec.Struct, frozen=True, order=True, gc=False):
     def __str__(self) -> str:
         return f"GTID({self.epoch}, {self.seqno})"
 
+    @staticmethod
+    def check(gtid: object) -> None:
+        """Raise TypeError for what is no GTID: before a step of a writer, which nothing unexpected may break off."""
+        parts: tuple[object, ...] = msgspec.structs.astuple(gtid) if isinstance(gtid, Gtid) else (None,)
+        if not all(isinstance(part, int) for part in parts):
+            raise TypeError(f"a GTID is a Gtid of two ints, and not {gtid!r}")
+
     def to_base64(self) -> str:
         """Return the base64 of the 16 bytes, as TokuMX shows a GTID."""
         return base64.b64encode(self.to_bytes()).decode()

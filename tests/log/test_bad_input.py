@@ -36,7 +36,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.records.format import MAGIC_NUMBER, SEGMENT_BYTES_MAX, encode_event, encode_header, encode_sync
-from tranlog.log.rules.retention import UpToSeqno
+from tranlog.log.rules.retention import LargerThan, OlderThan, UpToSeqno, UpToTime
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
@@ -485,3 +485,36 @@ def test_nothing_is_acknowledged_into_a_segment_that_was_removed(act: Callable[[
         repair(PATH, disk=disk)
         with open_log(disk) as log:
             assert [one[0] for one in contents(log)] == list(range(1, 6))
+
+
+NO_GTIDS = (7, None, "GTID(1, 2)", (1, 2), Gtid("1", 2), Gtid(1, None), Gtid(1.0, 2))  # type: ignore[arg-type]
+NO_LIMITS = (
+    7,
+    None,
+    "7d",
+    OlderThan(ms="7d"),  # type: ignore[arg-type]
+    LargerThan(bytes=None),  # type: ignore[arg-type]
+    UpToSeqno(seqno=1.5),  # type: ignore[arg-type]
+    UpToTime(at_ms="now"),  # type: ignore[arg-type]
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *[lambda log, value=value: log.rollback(value) for value in NO_GTIDS],
+        *[lambda log, value=value: log.trim(value) for value in NO_LIMITS],
+        *[lambda log, value=value: log.trim(value, dry_run=True) for value in NO_LIMITS],
+        *[lambda log, value=value: log.purge(below=value) for value in ("7", 1.5, [])],
+        lambda log: log.append(7),
+        lambda log: log.append_many([make_fragment(), 7]),
+        lambda log: log.transact([7]),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_the_log_goes_on(call: Callable[[Log], object]) -> None:
+    log = open_log(SimDisk())
+    fill(log, 3)
+    with pytest.raises((TypeError, AttributeError)):
+        call(log)
+    fill(log, 1, start=3)
+    log.close()

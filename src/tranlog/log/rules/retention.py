@@ -99,6 +99,14 @@ Limit: TypeAlias = OlderThan | LargerThan | UpToSeqno | UpToTime
 """A reason to give segments up, each with inclusive bounds."""
 
 
+def check_limit(limit: object) -> None:
+    """Raise TypeError for what is no limit: before a step of the writer, which nothing unexpected may break off."""
+    match limit:
+        case OlderThan(ms=int()) | LargerThan(bytes=int()) | UpToSeqno(seqno=int()) | UpToTime(at_ms=int()):
+            return
+    raise TypeError(f"a limit is OlderThan, LargerThan, UpToSeqno or UpToTime, of an int, and not {limit!r}")
+
+
 # --- the plan --------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ from tranlog.log.records.format import RollbackMark
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.rules.pending import Pending
-from tranlog.log.rules.retention import Limit, PurgePlan, UpToSeqno
+from tranlog.log.rules.retention import Limit, PurgePlan, UpToSeqno, check_limit
 from tranlog.log.writing.allocating import Allocating, check_shape
 from tranlog.log.writing.allocation import Allocation
 from tranlog.log.writing.appending import Appending
@@ -340,6 +340,7 @@ class Log(LogView, Closing):
         more of it. Refused while a pipeline runs, and below what one may have applied. Raises RollbackError, HoldError,
         LogClosedError, DiskFullError (nothing was changed), DiskFailedError (open it again and see), LogLockedError.
         """
+        Gtid.check(matchpoint)
         # What is refused anyway, or has nothing to do, changes nothing, not even a lock.
         with self._steps.lock, self._steps:
             if self._rollback.matchpoint(matchpoint) is None:
@@ -406,6 +407,8 @@ class Log(LogView, Closing):
         return self._purge_now([limit], carry_out=not dry_run)[1]
 
     def _purge_now(self, limits: Sequence[Limit], *, carry_out: bool) -> tuple[list[str], PurgePlan]:
+        for limit in limits:
+            check_limit(limit)
         with self._steps.lock, self._steps:
             self._end.check_open()
             try:
