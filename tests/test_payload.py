@@ -41,6 +41,7 @@ from tranlog.payload import (
     PayloadBuilder,
     count_changes,
     decode,
+    decode_row,
     decode_table_map,
     encode,
     encode_row,
@@ -794,3 +795,20 @@ def test_what_older_rows_hold_reaches_its_tables_map() -> None:
     for rubbish in ("", "{}", '[["s","t"]]', '[["s","t",[["a",1]]]]'):
         with pytest.raises(PayloadError):
             decode(encode(Payload(options=((table_map.OLDER, rubbish),), changes=tuple(rows))))
+
+
+def test_a_letter_beyond_ascii_is_found_wherever_it_stands() -> None:
+    texts = ["a" * size for size in range(40)]
+    texts += ["a" * at + "é" + "a" * (size - at) for size in range(40) for at in range(size + 1)]
+    assert decode_row(encode_row(texts), len(texts)) == tuple(texts)
+    for text in texts:
+        assert decode_row(encode_row((text,)), 1) == (text,)
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_a_text_that_is_no_utf_8_is_refused_wherever_it_breaks(size: int) -> None:
+    raw = encode_row(("a" * size,))
+    for at in range(2, len(raw)):
+        broken = raw[:at] + b"\xe9" + raw[at + 1 :]
+        with pytest.raises(PayloadError):
+            decode_row(broken, 1)

@@ -674,7 +674,7 @@ def decode_row(raw: bytes, columns: int) -> tuple[Value, ...]:
 
 
 def _read_packed(
-    raw: bytes, start: i64, end: i64, statements: list[Statement], options: list[tuple[str, str]]
+    raw: bytes, start: i64, end: i64, statements: tuple[Statement, ...], options: Options
 ) -> tuple[Change, ...]:
     """Read the packed form that stands there in a payload; whatever reads past its end ends in an error at last."""
     version = raw[start]
@@ -865,12 +865,16 @@ def decode(raw: bytes) -> Payload:
     Shape: time and memory are proportional to `raw`; unknown envelope fields are passed over, unknown value tags
     become `Other`.
     """
-    metadata: list[tuple[str, str]] = []
-    options: list[tuple[str, str]] = []
-    statements: list[Statement] = []
     start: i64 = -1
     end: i64 = 0
     try:
+        if len(raw) > 2 and raw[0] == 0xA2 and raw[1] == 6:  # nothing but the packed form, as nearly always
+            size, begin = _read_size(raw, 2)
+            if begin + size == len(raw):
+                return Payload(changes=_read_packed(raw, begin, len(raw), (), ()))
+        metadata: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        statements: list[Statement] = []
         at: i64 = 0
         while at < len(raw):
             if raw[at] == 0xA2 and raw[at + 1] == 6:  # _TAG_PACKED
@@ -886,7 +890,9 @@ def decode(raw: bytes) -> Payload:
                 statements.append(_read_one_change(body))
             elif field == PACKED_FIELD and isinstance(body, bytes):  # its key written in more bytes than it needs
                 start, end = at - len(body), at
-        changes = tuple(statements) if start < 0 else _read_packed(raw, start, end, statements, options)
+        changes: tuple[Change, ...] = tuple(statements)
+        if start >= 0:
+            changes = _read_packed(raw, start, end, tuple(statements), tuple(options))
     except (ValueError, IndexError, struct.error, ArithmeticError) as exc:
         reason = "it ends in the middle" if isinstance(exc, IndexError) else str(exc)
         raise PayloadError(why=reason) from exc

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from tranlog.change import CHECKS, Column, ForeignKey, TableMap
+from tranlog.change import CHECKS, Column, ForeignKey, Options, TableMap
 from tranlog.types import LogicalType
 from tranlog.varint import MalformedError, read_sized_text, read_varint, sized_text, varint
 
@@ -179,7 +179,7 @@ def older_option(tables: Iterable[TableMap]) -> tuple[str, str]:
     return OLDER, msgspec.json.encode(told).decode()
 
 
-def told(table: TableMap, options: list[tuple[str, str]]) -> TableMap:
+def told(table: TableMap, options: Options) -> TableMap:
     """Return a table with what a payload's options say: which checks were off for its rows, what older ones hold.
 
     Raises ValueError for an option that cannot be read.
