@@ -76,8 +76,8 @@ def test_the_block_is_one_write_in_place() -> None:
     disk = log_disk()
     file = PositionsFile(PATH, disk)
     before = disk.counts["pwrite"]
-    file.write(SOME)
-    file.write(SOME)
+    file.write(encode_positions(SOME))
+    file.write(encode_positions(SOME))
     assert disk.counts["pwrite"] == before + 2
     assert len(disk.content(f"{PATH}/positions")) == POSITIONS_BYTES
     assert read_positions(PATH, disk) == SOME
@@ -92,7 +92,7 @@ def test_no_file_is_no_positions() -> None:
 def published(disk: SimDisk) -> Positions:
     file = PositionsFile(PATH, disk)
     positions = Positions(boot_id=file.boot_id, identity=file.identity, first_seqno=Seqno(0), visible_seqno=Seqno(4))
-    file.write(positions)
+    file.write(encode_positions(positions))
     return positions
 
 
@@ -105,7 +105,7 @@ def test_a_reader_trusts_this_boots_own_file_only() -> None:
     disk.copy_files(PATH, "/copy")
     assert PositionsReader("/copy", disk).read() is None, "a copy is another file"
     file = PositionsFile(PATH, disk)
-    file.write(Positions(boot_id="of another boot", identity=file.identity, first_seqno=Seqno(0)))
+    file.write(encode_positions(Positions(boot_id="of another boot", identity=file.identity, first_seqno=Seqno(0))))
     assert reader.read() is None
     disk.set_content(f"{PATH}/positions", b"damage")
     assert reader.read() is None
@@ -129,7 +129,7 @@ def test_the_writer_restores_a_file_that_was_removed() -> None:
     assert not file.restore()
     disk.unlink(f"{PATH}/positions")
     assert file.restore()
-    file.write(SOME)
+    file.write(encode_positions(SOME))
     assert read_positions(PATH, disk) == SOME
 
 

@@ -65,6 +65,9 @@ MODULES = (
     "tranlog.log.writing.steps",
     "tranlog.log.writing.log_end",
     "tranlog.log.writing.appending",
+    "tranlog.log.writing.committing",
+    "tranlog.log.writing.index_flush",
+    "tranlog.log.writing.rotation",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
 write sets and the assignment by them, the running hash, appending and committing, the sparse index, the disk, packing
@@ -113,6 +116,9 @@ SOURCES = (
     "log/writing/steps.py",
     "log/writing/log_end.py",
     "log/writing/appending.py",
+    "log/writing/committing.py",
+    "log/writing/index_flush.py",
+    "log/writing/rotation.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",

@@ -559,10 +559,12 @@ class Segments:
         with self._lock:
             self.index.flushed(plan)
 
-    def synced(self, seqno: Seqno) -> None:
-        """Register that everything up to `seqno` is durable."""
+    def synced(self, seqno: Seqno) -> Seqno:
+        """Register that everything up to `seqno` is durable; return the first seqno, as `first_seqno`."""
         with self._lock:
             self.index.synced(seqno)
+            first = self._row.first_seqno()
+        return NO_SEQNO if first is None else first
 
     def adopt_index(self, index: SeqnoIndex) -> None:
         """Take the index that opening the log for writing has recovered."""

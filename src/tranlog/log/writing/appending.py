@@ -112,11 +112,14 @@ class Appending:
             with self._steps:
                 return self._put(pieces, fragments[-1], me)
 
-    def append(self, fragment: Fragment, me: int) -> Gtid:
-        """Append what is not let in without a look; see `Log.append`."""
+    def append(self, fragment: Fragment) -> Gtid:
+        """See `Log.append`."""
+        me = get_ident()
         end = self._end
         pending = end.pending
         with self._steps.lock:
+            if pending.add(fragment, me):
+                return Gtid(pending.epoch, pending.last)
             with self._steps:
                 self.await_turn(me)
                 if end.follows and end.turn is not None:

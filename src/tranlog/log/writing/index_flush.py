@@ -58,7 +58,7 @@ class IndexFlush:
         self._end = Lsn(0)  # where that one ends
         self._gaps = False  # there are some, and nobody fills them yet
         self._next_s = self._wait_until()
-        self._thread: threading.Thread | None = None
+        self._storing: threading.Thread | None = None
         self._done: threading.Thread | None = None  # has stored what it was to, and may be alive for a while
         self._fill = IndexFill(segments, give_way, filled=self._flush_soon)
         self._filling: threading.Thread | None = None
@@ -90,11 +90,11 @@ class IndexFlush:
         if self._gaps:
             self._filling = self._begin(self._fill.run)
             self._gaps = self._filling is None
-        if self._thread is not None and self._thread is not self._done and self._thread.is_alive():
+        if self._storing is not None and self._storing is not self._done and self._storing.is_alive():
             return
         view = self._take(built_from)
         if view is not None:
-            self._thread = self._begin(self._store_apart, view, self._taken)
+            self._storing = self._begin(self._store_apart, view, self._taken)
 
     def _store_apart(self, view: IndexView, number: int) -> None:
         self._store(view, number)
@@ -119,9 +119,9 @@ class IndexFlush:
     def close(self) -> None:
         """Wait for a flush that is under way, and let go of the file; closing twice is harmless."""
         self.end_filling()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._storing is not None:
+            self._storing.join()
+            self._storing = None
         self._table.close()
 
     def _take(self, built_from: BuiltFrom) -> IndexView | None:

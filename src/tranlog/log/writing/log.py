@@ -20,7 +20,7 @@ from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.forking import tell_of_forks
-from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno, segment_name
+from tranlog.ids import HISTORY_BYTES, Gtid, Seqno, segment_name
 from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
@@ -35,6 +35,7 @@ from tranlog.log.rules.retention import Limit, PurgePlan, UpToSeqno, check_limit
 from tranlog.log.writing.allocating import Allocating, check_shape
 from tranlog.log.writing.allocation import Allocation
 from tranlog.log.writing.appending import Appending
+from tranlog.log.writing.committing import Commits
 from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.log_end import LogEnd
 from tranlog.log.writing.log_view import LogView
@@ -69,6 +70,7 @@ class Log(LogView, Closing):
         self._appending = Appending(self._end, self._rotation)
         self._raw = RawAppending(self._end, self._appending)
         self._allocating = Allocating(self._end, self._appending)
+        self._committing = Commits(self._end)
         self._rollback = Rollback(self._end, self._rotation, self._appending)
         self._flushing: Flushing | None = None
         self._closed = False
@@ -183,12 +185,7 @@ class Log(LogView, Closing):
         was appended; `last_event_id` says what is kept), DiskFailedError, LogClosedError, LogLockedError. Where a
         DiskFullError names a spill segment, and with SpillFailedError, this transaction alone is refused.
         """
-        me = get_ident()
-        with self._steps.lock:
-            pending = self._pending
-            if pending.add(fragment, me):
-                return Gtid(pending.epoch, pending.last)
-        return self._appending.append(fragment, me)
+        return self._appending.append(fragment)
 
     def append_raw(self, raw: bytes) -> Gtid:
         """Put whole records as they came from another log of the same history; return the last whole transaction.
@@ -313,21 +310,7 @@ class Log(LogView, Closing):
         DiskFailedError and LogClosedError (nothing after the last good sync is durable for certain: open the log
         again and see), LogLockedError.
         """
-        with self._steps.lock, self._steps:
-            end, pending = self._end, self._pending
-            if end.ownership.lost is not None or end.refused:
-                end.check()
-            oldest = end.prefix.oldest_unfinished()
-            target = pending.last if oldest == NO_SEQNO else max(pending.appended, Seqno(oldest - 1))
-            if not sync:
-                if end.publishing.visible < target:
-                    end.flush()
-                    end.publish()
-                return target
-            turn, reign = self._steps.commits.take_turn(target), end.reign
-        seqno = Seqno(self._steps.commits.wait(turn, target))
-        end.check_reign(reign)
-        return seqno
+        return self._committing.commit(sync)
 
     # --- rolling back, rotating and purging ------------------------------------------------------------
 
