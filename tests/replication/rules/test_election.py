@@ -427,3 +427,26 @@ def test_who_gives_its_log_up_by_order_votes_again_once_it_holds_as_much() -> No
     assert node.core.restore(B) is None
     node.core.gives_up()
     assert not node.core.stored.owing
+
+
+@pytest.mark.parametrize("ordered", ["restore", "freeze", "maintenance"])
+@pytest.mark.parametrize("asks", ["pre-vote", "vote"])
+def test_a_campaign_ends_where_the_node_may_stand_no_more(ordered: str, asks: str) -> None:
+    """A vote that was under way may not make a node primary whose log is being replaced."""
+    node = Alone(A, THREE, log_of(1, 1, 1))
+    for _ in range(3):
+        node.wait()
+    if asks == "vote":
+        node.get(B, Voted(epoch=2, pre=True, why="", known=0))
+    campaign = node.core.mind.campaign
+    assert campaign is not None and campaign.pre is (asks == "pre-vote")
+    if ordered == "restore":
+        assert node.core.restore(B) is None
+    elif ordered == "freeze":
+        node.core.freeze(node.now + LONG)
+    else:
+        node.core.maintain(True)
+    node.carry_out()
+    for pre in (True, False):
+        node.get(C, Voted(epoch=campaign.epoch, pre=pre, why="", known=0))
+    assert node.core.mind.state != PRIMARY

@@ -180,7 +180,7 @@ class Core(Answering):
             after = mind.parted if mind.fatal else mind.committed
         if not mind.fatal:
             self._owe(self.log.last)
-        mind.state, mind.fatal = RESTORING, ""
+        mind.state, mind.fatal, mind.campaign = RESTORING, "", None
         self.intake.stop()
         self._out.append(Restore(source, after, ordered=True))
         return None
@@ -320,14 +320,14 @@ class Core(Answering):
                 )
                 self._ack()
             case Verdict.ROLL_BACK:
-                mind.state = ROLLBACK
+                mind.state, mind.campaign = ROLLBACK, None
                 self._out.append(RollBack(finding.matchpoint, self.log.last, syncup.ROLLBACK_STEPS))
             case Verdict.RESTORE:
-                mind.state = RESTORING
+                mind.state, mind.campaign = RESTORING, None
                 self._owe(self.log.last)
                 self._out.append(Restore(sender, mind.committed))
             case Verdict.FATAL:
-                mind.fatal, mind.state = finding.why, FATAL
+                mind.fatal, mind.state, mind.campaign = finding.why, FATAL, None
                 mind.parted = here.found if self.log.h(here.found.seqno) == here.h else NO_GTID
                 self._out.append(Fatal(finding.why))
             case Verdict.WAIT:

@@ -89,8 +89,8 @@ class Reigning(Beating):
 
     def _count_votes(self) -> None:
         campaign = self.mind.campaign
-        if campaign is None or not is_elected(self.config, campaign.granted):
-            return
+        if campaign is None or not is_elected(self.config, campaign.granted) or not self._may_stand():
+            return  # it may have been frozen, or taken out of service, since it asked
         if campaign.pre:
             self._request_votes()
         else:
