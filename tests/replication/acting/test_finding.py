@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
-from tranlog.errors import NoPrimaryError
+from tranlog.disk import OsDisk, OsFile
+from tranlog.errors import CommitRefusedError, NoPrimaryError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.client import EventFound, EventNotFound, FailedOver, NotPrimary, Satisfied
 from tranlog.replication.rules import finding
@@ -183,3 +186,80 @@ def test_an_answer_that_was_lost_is_settled(tmp_path: Path) -> None:
         lose(group)
         eventually(lambda: len(group.nodes["a"].entrance.wires) == 0)
     assert events(tmp_path / "a") == ["done"]
+
+
+class HeldFile(OsFile):
+    """A file whose sync waits while its disk is held."""
+
+    __slots__ = ("disk",)
+    disk: HeldDisk
+
+    def sync(self) -> None:
+        assert self.disk.free.wait(LONG_S)
+        super().sync()
+
+
+class HeldDisk(OsDisk):
+    """A disk that stands still at times."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> OsFile:
+        file = HeldFile(super().open(path, write=write, create=create)._fd, path)
+        file.disk = self
+        return file
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("over", ["the same connection", "a new one"])
+def test_not_there_stays_true_though_the_commit_waits_at_the_primary(tmp_path: Path, over: str) -> None:
+    """A voter lags, so writers wait. What a client has asked about is not written when that has caught up."""
+    group = LiveGroup(tmp_path, "ab")
+    for name, options in group.options.items():
+        group.options[name] = replace(options, lag_limit_bytes=1)
+        group.disks[name] = HeldDisk()
+    try:
+        group.form()
+        group.add("w", witness=True)
+        primary = group.await_primary()
+        replica = group.disks["b" if primary == "a" else "a"]
+        assert isinstance(replica, HeldDisk)
+        thread = group.nodes[primary].thread
+        assert thread is not None
+
+        async def play() -> None:
+            async with group.async_client() as client, group.async_client() as other:
+                first = await client.commit(words("first"), w=2, wtimeout=LONG_S, event_id="first")
+                assert isinstance(first, Satisfied)
+                replica.free.clear()
+                until = group.loop.time() + LONG_S
+                while not thread.commits:
+                    assert group.loop.time() < until, "nobody ever waited"
+                    pending = [asyncio.ensure_future(other.commit(words("x"), w=0, event_id="x")) for _ in range(2)]
+                    await asyncio.sleep(0.05)
+                lost = asyncio.ensure_future(client.commit(words("lost"), w=1, event_id="lost"))
+                while not any(one.sent[1] == "lost" for _, one in thread.commits._waiting):
+                    await asyncio.sleep(0.01)
+                if over == "a new one":
+                    assert client._connection is not None
+                    client._connection.wire.cut()
+                    assert isinstance(await lost, FailedOver)
+                told = await client.find("lost", after=first.gtid, timeout=LONG_S)
+                assert isinstance(told, EventNotFound) and told.certain
+                replica.free.set()
+                if over == "the same connection":
+                    with pytest.raises(CommitRefusedError, match="nothing was written"):
+                        await lost
+                await asyncio.gather(*pending)
+                await other.commit(words("last"), w=2, wtimeout=LONG_S, event_id="last")
+                assert await client.find("lost", after=first.gtid, timeout=LONG_S) == told
+
+        group.run(play())
+    finally:
+        for disk in group.disks.values():
+            assert isinstance(disk, HeldDisk)
+            disk.free.set()
+        group.close()
+    assert "lost" not in events(tmp_path / primary) and "last" in events(tmp_path / primary)

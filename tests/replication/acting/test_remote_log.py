@@ -361,3 +361,27 @@ def joined(group: LiveGroup, /, **changed: Any) -> Welcome:
         return welcome
 
     return group.run(join())
+
+
+@pytest.mark.long
+def test_who_waits_for_what_was_rolled_back_is_told(tmp_path: Path) -> None:
+    """At least what this program has written: the seqno is there again, and another transaction."""
+    with live_group(tmp_path) as group:
+        commit(group, "kept")
+        group.await_whole()
+        primary = group.await_primary()
+        others = [name for name in "abc" if name != primary]
+        for name in others:
+            group.stop(name)
+        lost = commit(group, "lost", w=1)
+        group.stop(primary)
+        for name in others:
+            group.start(name)
+        group.await_primary()
+        new = commit(group, "after 1", "after 2")
+        assert new.seqno > lost.seqno
+        with pytest.raises(NoNodeError, match="was rolled back"):
+            remote(group, consistency=f"at least {lost}")
+        with group.client() as client:
+            assert not client.wait(at_least=lost, timeout=LONG_S)
+            assert client.wait(at_least=new, timeout=LONG_S) and client.wait(at_least=NO_GTID, timeout=LONG_S)

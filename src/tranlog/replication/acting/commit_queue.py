@@ -93,6 +93,13 @@ class CommitQueue:
         self._waiting = still
         return over
 
+    def take_back(self, sent: tuple[str, str]) -> list[CommitWanted]:
+        """Remove and return the commits of this sender with this event id."""
+        waiting = [*self._spilled, *(one for _, one in self._waiting)]
+        self._spilled = [one for one in self._spilled if one.sent != sent]
+        self._waiting = deque([(since, one) for since, one in self._waiting if one.sent != sent])
+        return [one for one in waiting if one.sent == sent]
+
     def clear(self) -> list[CommitWanted]:
         """Remove and return all of them."""
         waiting = [*self._spilled, *(one for _, one in self._waiting)]

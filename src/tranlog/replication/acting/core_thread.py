@@ -94,7 +94,8 @@ class CommitWanted(msgspec.Struct, frozen=True):
 
     `taken` is called in the event loop once it is in the log or refused, and after it `answer`. `w` and `wtimeout_ms`
     None: the group's default. `epoch`: the only reign that may take it; 0: any. `oid`: of its spilled chunks, empty if
-    nothing was spilled. `large`: writing it takes a while.
+    nothing was spilled. `large`: writing it takes a while. `sent`: by whom, as its connection names itself, and the
+    event id.
     """
 
     write: Callable[[MemberLog], Gtid]
@@ -105,6 +106,7 @@ class CommitWanted(msgspec.Struct, frozen=True):
     epoch: int = 0
     oid: bytes = b""
     large: bool = False
+    sent: tuple[str, str] = ("", "")
 
 
 def is_small(fragments: Sequence[Fragment]) -> bool:
@@ -460,6 +462,13 @@ class CoreThread:
         self._refuse([one for one, gtid in written if gtid.seqno > visible], str(exc))
         return [(one, gtid) for one, gtid in written if gtid.seqno <= visible]
 
+    def take_back(self, sent: tuple[str, str]) -> None:
+        """Refuse what waits to be written of what its client asks about now. In this thread; see `call`."""
+        wanted = self.commits.take_back(sent)
+        for one in wanted:
+            self._out.put(one.taken)
+        self._refuse(wanted, "nothing was written: its client asked what became of it while it waited")
+
     def _refuse(self, wanted: list[CommitWanted], why: str) -> None:
         for one in wanted:
             self._later(one.answer, Outcome(REFUSED, NO_GTID), why)
@@ -495,7 +504,8 @@ class CoreThread:
             return  # a sync that has just ended writes it down; its word comes here
         for one in self._awaited:
             if self.core.serves_reads and may_read(one.wish, at, now):
-                self._later(one.answer, Outcome(concern.SATISFIED, at.shown))
+                lost = isinstance(one.wish, AtLeast) and self.core.has_lost(one.wish.gtid)
+                self._later(one.answer, Outcome(concern.ROLLED_BACK if lost else concern.SATISFIED, at.shown))
             elif isinstance(one.wish, Latest) and not at.is_primary:
                 self._later(one.answer, Outcome(concern.NOT_PRIMARY, at.shown, primary=mind.primary))
             elif one.deadline is not None and now >= one.deadline:
@@ -522,19 +532,8 @@ class CoreThread:
 
     def _tell(self) -> None:
         """Hand over what there is to say."""
-        core, mind, log = self.core, self.core.mind, self.log
         self._take_commit_point()
-        standing = NodeStanding(
-            state=mind.state,
-            epoch=mind.epoch,
-            primary=mind.primary,
-            config=core.config,
-            first=log.first,
-            last=log.last,
-            durable=log.durable,
-            committed=mind.committed,
-            fatal=mind.fatal,
-        )
+        standing = _standing(self.core, self.log)
         before, self._shown = self._shown, standing
         if before != standing:
             self._hearer.standing = standing
@@ -567,6 +566,21 @@ class CoreThread:
             raise closed
         self._syncing.over()
         self.core.durable()
+
+
+def _standing(core: Core, log: NodeLog) -> NodeStanding:
+    mind = core.mind
+    return NodeStanding(
+        state=mind.state,
+        epoch=mind.epoch,
+        primary=mind.primary,
+        config=core.config,
+        first=log.first,
+        last=log.last,
+        durable=log.durable,
+        committed=mind.committed,
+        fatal=mind.fatal,
+    )
 
 
 def _role(standing: NodeStanding) -> tuple[int, int, NodeId, GroupConfig]:

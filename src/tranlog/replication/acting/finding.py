@@ -1,8 +1,8 @@
 """The search for a transaction by its event id, in the log of a confirmed primary.
 
 Owns the steps of the answer. The hard idea: "not found" must stay true. So a majority confirms the primary after the
-question arrived, everything received before the question is in the log by then, and connections over which the same
-client could still send are ended first.
+question arrived, everything received before the question is in the log by then or refused, and connections over which
+the same client could still send are ended first.
 
 Source: docs/protocol.md, "Looking for a transaction".
 """
@@ -52,6 +52,7 @@ async def find(packet: Find, wire: Wire, thread: CoreThread, walking: Executor) 
         return FindAnswer(number=packet.number, kind=outcome.kind)
 
     def part(core: Core) -> tuple[LogPart, Gtid, Gtid]:
+        thread.take_back((wire.peer, packet.event_id))
         found = part_to_walk(core.log, packet.after)
         return found, core.log.gtid(found.first) or NO_GTID, core.log.gtid(found.upto) or NO_GTID
 

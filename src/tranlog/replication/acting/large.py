@@ -123,7 +123,10 @@ class LargeTransaction:
         def write(log: MemberLog) -> Gtid:
             return transaction.commit(sync=False)
 
-        wanted = CommitWanted(write, w, timeout, self._answer, taken, packet.epoch, transaction.oid, large=True)
+        sent = self._wire.peer, self.event_id
+        wanted = CommitWanted(
+            write, w, timeout, self._answer, taken, packet.epoch, transaction.oid, large=True, sent=sent
+        )
         self._thread.post(wanted)
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:

@@ -330,6 +330,8 @@ def _await(disk: NodeDisk, name: str, wish: Consistency, told: str, timeout: flo
     assert isinstance(answer, CommitAnswer)
     if answer.kind != concern.SATISFIED:
         why = "it is not primary any more" if answer.kind == concern.NOT_PRIMARY else answer.text
+        if answer.kind == concern.ROLLED_BACK:
+            why = f"the transaction of `{told}` was rolled back: the group's log holds another one there, or none"
         why = why or f"`{told}` was not so within {timeout:g} s; it has committed up to {answer.gtid}"
         raise NoNodeError(where=name, why=why)
 

@@ -215,7 +215,8 @@ class ServedClient:
                 answer, taken = self._answer(number), lambda: self._wire.done(size + held)
                 write = partial(put_whole, fragments=fragments)
                 large = not is_small(fragments)
-                thread.post(CommitWanted(write, w, timeout, answer, taken, packet.epoch, large=large))
+                sent = self._wire.peer, packet.event_id
+                thread.post(CommitWanted(write, w, timeout, answer, taken, packet.epoch, large=large, sent=sent))
                 return
         self._wire.done(size)
 

@@ -47,6 +47,13 @@ class Answering(Reigning):
         if not later:
             self._answer()
 
+    def has_lost(self, gtid: Gtid) -> bool:
+        """Whether a transaction that readers here would see by now is none of this log: it was rolled back.
+
+        Of one that was purged and cannot be told from another one it is not said.
+        """
+        return gtid.seqno >= 0 and _held(self.log, gtid) is False
+
     def _having(self, waiting: OpenQuestion) -> tuple[str, ...]:
         """Return who has it durable. Of a transaction that this log does not hold, acks of later ones say nothing."""
         if not _held(self.log, waiting.gtid):
