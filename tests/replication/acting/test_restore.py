@@ -14,12 +14,13 @@ import pytest
 
 from fix_effort import Effort
 from fix_group import gtid
-from fix_live_group import LiveGroup, differences, events, eventually, live_group, words
+from fix_live_group import LONG_S, LiveGroup, differences, events, eventually, live_group, words
 from fix_log import PATH
 from fix_replicated import bring, copied, cut_everywhere, follow, reign
 from tranlog.change import Statement
 from tranlog.disk import OS_DISK, Disk, DiskFile
-from tranlog.errors import ConfigError, DiskFailedError, GroupOrderError, LogUnreadableError
+from tranlog.errors import ConfigError, DiskFailedError, GroupOrderError, LogReplacedError, LogUnreadableError
+from tranlog.ids import Seqno
 from tranlog.log.files.directory import RESTORING_NAME
 from tranlog.log.files.positions import drop_hold, read_holds
 from tranlog.log.reading.reader import LogReader
@@ -27,6 +28,7 @@ from tranlog.log.upkeep.verify import verify
 from tranlog.replication.acting import restore
 from tranlog.replication.acting.client import Satisfied
 from tranlog.replication.acting.following import NodeLog
+from tranlog.replication.acting.remote_log import open_remote
 from tranlog.replication.acting.restore import (
     FETCHED,
     Fetch,
@@ -41,6 +43,7 @@ from tranlog.replication.acting.restore import (
 )
 from tranlog.replication.acting.rollback import read_transactions, saved_rollbacks
 from tranlog.replication.rules.config import MAJORITY
+from tranlog.replication.rules.effects import Committed
 from tranlog.replication.rules.packets import NO_GTID, STATE_NAMES
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
@@ -95,6 +98,29 @@ def test_one_log_takes_the_place_of_another() -> None:
     bring(other, log)
     log.close()
     assert verify(PATH, disk=disk).problems == ()
+
+
+@pytest.mark.parametrize("committed_only", [True, False])
+def test_who_reads_meanwhile_is_told_that_it_was_another_log(committed_only: bool) -> None:
+    """What the former log had alone must not be returned as committed by a word of the new one."""
+    disk = SimDisk()
+    log = small(disk)
+    reign(log, 1, *"abc")
+    kept = log.last
+    log.carry_out(Committed(kept))
+    reign(log, 2, "alone 1", "alone 2")
+    with LogReader.open(PATH, disk=disk) as reader, reader.cursor(committed_only=committed_only) as cursor:
+        cursor.seek(Seqno(0))
+        last = reader.range().committed_seqno if committed_only else reader.range().last_seqno
+        assert [one.header.seqno for one in cursor.scan(until=last, wait=False)][-1] == last
+        log.close()
+        install(PATH, fetched(disk, source_disk()), disk)
+        other = small(disk)
+        reign(other, 6, *"uvwxyz")
+        other.carry_out(Committed(other.last))
+        with pytest.raises(LogReplacedError, match="was reset or restored while it was read"):
+            list(cursor.scan(until=other.last.seqno, wait=False))
+        other.close()
 
 
 def test_with_the_marker_nobody_opens_the_log() -> None:
@@ -363,3 +389,22 @@ def test_only_a_list_of_a_logs_files_is_believed() -> None:
     assert not any(
         _is_file_of_log(name) for name in ("../thl.data.0000000001", "group/node", "restoring", "/etc/passwd")
     )
+
+
+@pytest.mark.long
+def test_a_reader_at_a_node_whose_log_is_replaced_opens_it_again(tmp_path: Path) -> None:
+    with live_group(tmp_path) as group:
+        commit(group, "a", "b", "c")
+        group.await_whole()
+        primary = group.await_primary()
+        with open_remote(group.url, prefer="replica", find_s=LONG_S) as log, log.cursor() as cursor:
+            last = log.range().last_seqno
+            cursor.seek(log.range().first_seqno)
+            assert [one.header.seqno for one in cursor.scan(until=last, wait=False)][-1] == last
+            assert group.order(primary, "restore", name=log.node) == {"restored": log.node}
+            commit(group, "later")
+            group.await_whole()
+            with pytest.raises(LogUnreadableError, match="open the log again"):
+                list(cursor.scan(until=Seqno(last + 1), wait=False))
+        with open_remote(group.url, prefer="replica", find_s=LONG_S, consistency="within 5000 ms") as log:
+            assert log.range().last_seqno > last

@@ -25,6 +25,7 @@ from tranlog.errors import (
     LogCodecError,
     LogError,
     LogMissingError,
+    LogReplacedError,
     LogUnreadableError,
     LogVersionError,
     PurgedError,
@@ -116,11 +117,12 @@ class SegmentStat:
 
 
 class SegmentFiles:
-    """The files of a log's segments, and what each one's first records say. Threads: any; it keeps nothing."""
+    """The files of a log's segments, and what each one's first records say. Threads: any."""
 
     def __init__(self, directory: str, disk: Disk) -> None:
         self.directory = directory
         self.disk = disk
+        self._read: dict[int, int] = {}  # the identities of those that were read
 
     def path(self, number: int) -> str:
         """Return the path of a segment."""
@@ -199,6 +201,24 @@ class SegmentFiles:
     def open(self, number: int) -> DiskFile:
         """Open a segment. Raises FileNotFoundError, LogUnreadableError."""
         return open_file(self.path(number), self.disk)
+
+    def check_same(self, number: int, file: DiskFile) -> None:
+        """Note the file of a segment that is read. Raises LogReplacedError where it was another one before.
+
+        A writer goes on in a segment's file, or removes it; a copy of the whole log brings others.
+        """
+        identity = file.identity()
+        if self._read.setdefault(number, identity) != identity:
+            raise LogReplacedError(path=self.directory, why=f"{segment_name(number)} is another file now")
+
+    def check_all_same(self) -> None:
+        """Look whether the segments that were read are still there. Raises LogReplacedError, LogUnreadableError."""
+        for number in list(self._read):
+            try:
+                with contextlib.closing(self.open(number)) as file:
+                    self.check_same(number, file)
+            except FileNotFoundError:
+                self._read.pop(number, None)  # purged
 
     def begun_and_size(self, number: int) -> tuple[int | None, int]:
         """Return when a segment was begun (ms since 1970; None: no sync record says), and its size. Raises OSError."""
@@ -299,8 +319,8 @@ class Segments:
     def open(self, number: int, seqno: Seqno) -> DiskFile:
         """Open a segment for reading because `seqno` is wanted; whoever is done closes it, or hands it to `keep_open`.
 
-        Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise,
-        ForeignHistoryError if another log's stands there now.
+        Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise, LogReplacedError if
+        another copy's stands there now, and ForeignHistoryError if another log's does.
         """
         with self._lock:
             idle = None if self._idle is None else self._idle.pop(number, None)
@@ -313,6 +333,7 @@ class Segments:
             try:
                 borne = {number: history_borne(file, self.directory, number)}
                 self.history = one_history(self.directory, borne, self.history)
+                self.files.check_same(number, file)
             except BaseException as bad:
                 file.close()
                 if isinstance(bad, OSError):
@@ -563,8 +584,7 @@ class Segments:
         """Register that everything up to `seqno` is durable; return the first seqno, as `first_seqno`."""
         with self._lock:
             self.index.synced(seqno)
-            first = self._row.first_seqno()
-        return NO_SEQNO if first is None else first
+        return self.first_seqno()
 
     def adopt_index(self, index: SeqnoIndex) -> None:
         """Take the index that opening the log for writing has recovered."""

@@ -98,6 +98,7 @@ class LogReader(Closing):
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
         self._range = LogRange()
+        self._told_by = 0  # the positions file that was read last
         self._heeded = 0  # the last rollback mark that was looked for
         self._closed = False
 
@@ -176,6 +177,7 @@ class LogReader(Closing):
             return
         self._limit_marks(positions)
         self._taken = None
+        self._heed_replacement(positions)
         if positions is None:
             self._scan()
             return
@@ -183,6 +185,14 @@ class LogReader(Closing):
         self._surveyed = None
         self._take(positions)
         self._taken = positions
+
+    def _heed_replacement(self, positions: Positions | None) -> None:
+        """Where the positions come from another file than before, or from none, see that the segments do not."""
+        file = 0 if positions is None else positions.identity
+        if file != self._told_by:
+            if self._told_by:
+                self._segments.files.check_all_same()
+            self._told_by = file
 
     def _take(self, positions: Positions) -> None:
         empty = positions.visible_seqno < positions.first_seqno

@@ -53,12 +53,13 @@ class ServedLog:
             wire.send(DiskAnswer(number=call.number, errno=errno.EAGAIN, why=why))
         else:
             soon = asyncio.get_running_loop().call_soon_threadsafe
-            if wire not in self._readers:
-                self._readers[wire] = _Reader(wire, self._path, self._disk)
             if self._committed is None or self._committed.log is not log:
                 self._committed = CommittedBytes(log)
-            self.executor.submit(self._readers[wire].answer, call, size, soon, self._committed)
-            return
+            reader = self._readers.setdefault(wire, _Reader(wire, self._path, self._disk, self._committed))
+            if reader.committed is self._committed:
+                self.executor.submit(reader.answer, call, size, soon)
+                return
+            wire.end("this node's log was replaced: open it again", warn=False)
         wire.done(size)
 
     def lost(self, wire: Wire) -> None:
@@ -87,7 +88,9 @@ class _Opened:
 class _Reader:
     """What a node knows of one reader. Threads: `close` in the event loop, `answer` in any."""
 
-    def __init__(self, wire: Wire, path: str, disk: Disk) -> None:
+    def __init__(self, wire: Wire, path: str, disk: Disk, committed: CommittedBytes) -> None:
+        self.committed = committed
+        """Of the one log that it reads."""
         self._wire = wire
         self._path = path
         self._disk = disk
@@ -106,10 +109,10 @@ class _Reader:
         if found is not None:
             found.file.close()
 
-    def answer(self, call: DiskCall, size: int, soon: Callable[..., object], committed: CommittedBytes) -> None:
+    def answer(self, call: DiskCall, size: int, soon: Callable[..., object]) -> None:
         """Do what a call says, and have the answer sent; `soon` calls something in the event loop."""
         try:
-            told = CALLS[call.call](self, call, committed)
+            told = CALLS[call.call](self, call)
         except OSError as exc:
             told = DiskAnswer(number=call.number, errno=exc.errno or errno.EIO, why=exc.strerror or str(exc))
         except LogError as exc:
@@ -137,7 +140,7 @@ class _Reader:
             raise OSError(errno.EBADF, f"no open file {call.file}")
         return found
 
-    def open(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def open(self, call: DiskCall) -> DiskAnswer:
         """Open a file: its number, and its identity."""
         if len(self._files) >= FILES_MAX:
             raise OSError(errno.EMFILE, f"{FILES_MAX} files are open already")
@@ -145,56 +148,56 @@ class _Reader:
         self._files[number] = _Opened(call.name, file)
         return _told(call, number, str(file.identity()).encode())
 
-    def pread(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def pread(self, call: DiskCall) -> DiskAnswer:
         """Read bytes; fewer than were asked for only at the file's end, and where what is not committed begins."""
         opened = self._opened(call)
-        end = committed.end_of(opened.name, opened.file)
+        end = self.committed.end_of(opened.name, opened.file)
         if end is None:
             begin, end = opened.chunk
             if not begin <= call.offset < end:
-                end = committed.chunk_end(opened.name, opened.file, call.offset)
+                end = self.committed.chunk_end(opened.name, opened.file, call.offset)
                 opened.chunk = call.offset, end or 0
         size = min(call.size, RAW_BYTES_MAX) if end is None else min(call.size, RAW_BYTES_MAX, end - call.offset)
         return _told(call, raw=opened.file.pread(size, call.offset) if size > 0 else b"")
 
-    def size(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def size(self, call: DiskCall) -> DiskAnswer:
         """A file's length, of a segment as far as it is committed."""
         opened = self._opened(call)
-        end = committed.end_of(opened.name, opened.file)
+        end = self.committed.end_of(opened.name, opened.file)
         return _told(call, opened.file.size() if end is None else end)
 
-    def linked(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def linked(self, call: DiskCall) -> DiskAnswer:
         """Whether its name still leads to that very file."""
         return _told(call, self._opened(call).file.linked())
 
-    def close_file(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def close_file(self, call: DiskCall) -> DiskAnswer:
         """Close a file."""
         self._drop(call.file)
         return _told(call)
 
-    def list_dir(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def list_dir(self, call: DiskCall) -> DiskAnswer:
         """The names in the folder."""
         return _told(call, raw="\0".join(self._disk.list_dir(self._place(call))).encode())
 
-    def exists(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def exists(self, call: DiskCall) -> DiskAnswer:
         """Whether there is such a name."""
         return _told(call, self._disk.exists(self._place(call)))
 
-    def modified_ms(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def modified_ms(self, call: DiskCall) -> DiskAnswer:
         """When a file was written last."""
         return _told(call, self._disk.modified_ms(self._place(call)))
 
-    def entries_stamp(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def entries_stamp(self, call: DiskCall) -> DiskAnswer:
         """What stays equal while the folder's names do."""
         found = self._disk.entries_stamp(self._place(call))
         return _told(call, found is not None, repr(found).encode())
 
-    def boot_id(self, call: DiskCall, committed: CommittedBytes) -> DiskAnswer:
+    def boot_id(self, call: DiskCall) -> DiskAnswer:
         """What changes with each start of the node's machine."""
         return _told(call, raw=self._disk.boot_id().encode())
 
 
-CALLS: Final[Mapping[str, Callable[[_Reader, DiskCall, CommittedBytes], DiskAnswer]]] = {
+CALLS: Final[Mapping[str, Callable[[_Reader, DiskCall], DiskAnswer]]] = {
     "open": _Reader.open,
     "pread": _Reader.pread,
     "size": _Reader.size,
