@@ -420,6 +420,8 @@ def test_bad_directories() -> None:
         convert(LOG, NATIVE, to=Codec.TUNGSTEN, disk=disk)
     with pytest.raises(ConversionTargetError, match="source itself"):
         convert(LOG, f"{LOG}/", disk=disk)
+    with pytest.raises(ConversionTargetError, match="lies in the source"):
+        convert(LOG, f"{LOG}/native", disk=disk)
     with pytest.raises(LogMissingError, match="does not exist"):
         convert("/nowhere", NATIVE, disk=disk)
     with pytest.raises(LogMissingError, match="/no does not exist"):

@@ -155,8 +155,10 @@ def convert(
     wanted = (Codec.NATIVE if codec is Codec.TUNGSTEN else Codec.TUNGSTEN) if to is None else to
     if wanted is codec is Codec.TUNGSTEN:
         raise ConversionRefusedError(path=source, why=f"it is in the {codec} codec already")
-    if os.path.realpath(source) == os.path.realpath(destination):
-        raise ConversionTargetError(path=destination, why="it is the source itself")
+    real, there = os.path.realpath(source), os.path.realpath(destination)
+    if os.path.commonpath([real, there]) == real:
+        why = "it is the source itself" if real == there else f"it lies in the source, {source}; name a folder beside it"
+        raise ConversionTargetError(path=destination, why=why)
     origin: _Source = _TungstenSource(source, disk) if codec is Codec.TUNGSTEN else _NativeSource(source, disk)
     with closing(origin):
         work = _Work(origin, destination, disk, segment_bytes=segment_bytes, progress=progress)
