@@ -16,11 +16,21 @@ import pytest
 from fix_live_group import Contexts, LiveGroup, eventually, live_group, words
 from tranlog.clock import SYSTEM_CLOCK
 from tranlog.errors import GroupOrderError, HandshakeError, NoNodeError, NoPrimaryError
-from tranlog.replication.acting.client import Satisfied, reach
+from tranlog.replication.acting.client import Connection, Satisfied, reach
 from tranlog.replication.acting.links import Greeting, enter, greet
 from tranlog.replication.acting.remote_log import open_remote
-from tranlog.replication.rules.config import MAJORITY, ConfigId, NodeId
-from tranlog.replication.rules.packets import NO_GTID, PROTOCOL_VERSION, Join, Part
+from tranlog.replication.rules.config import MAJORITY, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.rules.packets import (
+    NO_GTID,
+    PRIMARY,
+    PROTOCOL_VERSION,
+    GroupOrder,
+    Heartbeat,
+    Join,
+    OrderAnswer,
+    Part,
+    Pulse,
+)
 from tranlog.replication.rules.permissions import Clients, permission_refused
 from tranlog.service.commands.cli import main
 from tranlog.service.config.config import load
@@ -161,6 +171,45 @@ def test_a_node_with_anothers_certificate_is_not_admitted(
             eventually(lambda: any(why in line for line in refusals(caplog)))
     finally:
         masked.close()
+
+
+@pytest.mark.long
+def test_a_node_that_is_no_member_commands_nobody(group: LiveGroup, certified: Certified) -> None:
+    """Its certificate is good: it was removed, or never added. It gives orders, and sends a configuration."""
+    at = group.nodes["a"].standing.config
+    own, later = NodeId("never-added"), ConfigId(10**6, 1)
+    mine = GroupConfig(group=at.group, id=later, members=(Member(node=own, name="c", address="127.0.0.1:1"),))
+
+    async def play(name: str) -> OrderAnswer:
+        c = Connection()
+        c.wire, _ = await greet(group.options[name].listen, c, certified.sides("c")[1])
+        join = Join(
+            node=own,
+            node_name="c",
+            purpose="vote",
+            versions=(PROTOCOL_VERSION,),
+            config=ConfigId(),
+            last=NO_GTID,
+            heartbeat_ms=250,
+            group=at.group,
+        )
+        await enter(c.wire, c, join)
+        told = await c.ask(1, GroupOrder(number=1, name="remove", raw=b'{"name": "b"}'))
+        assert isinstance(told, OrderAnswer)
+        nothing = {"last": NO_GTID, "durable": NO_GTID, "committed": NO_GTID, "echo": Pulse()}
+        c.wire.send(Heartbeat(epoch=1, state=PRIMARY, config=later, pulse=Pulse(1, 1), full=mine, **nothing))  # type: ignore[arg-type]
+        assert await c.ask(2, GroupOrder(number=2, name="freeze", raw=b'{"name": "a"}')) is not None
+        await c.close()
+        return told
+
+    for name in "ab":
+        told = group.run(play(name))
+        assert not told.done and b"no member of the group" in told.raw
+    with group.client(tls=certified.sides("shop")[1]) as client:
+        for at_end in range(3):
+            assert isinstance(client.commit(words("y"), w=2, wtimeout=60.0, event_id=f"y{at_end}"), Satisfied)
+    for node in group.nodes.values():
+        assert [one.name for one in node.standing.config.members] == ["a", "b"]
 
 
 @pytest.mark.long

@@ -8,10 +8,13 @@ import pytest
 from fix_group import A, Alone, B, C, D, E, group, gtid, plain, vote_for, witness
 from tranlog.errors import ConfigError
 from tranlog.replication.rules.config import (
+    CONFIG_BYTES_MAX,
+    NAME_BYTES_MAX,
     ConfigId,
     GroupConfig,
     Member,
     NodeId,
+    admits,
     change_refused,
     check,
     successor,
@@ -19,6 +22,7 @@ from tranlog.replication.rules.config import (
     warnings,
 )
 from tranlog.replication.rules.packets import PRIMARY, REMOVED, REPLICA, Ack, Heartbeat
+from tranlog.replication.rules.stored import Stored, slot_bytes
 
 F, G, H = (NodeId(one) for one in "fgh")
 
@@ -47,11 +51,25 @@ F, G, H = (NodeId(one) for one in "fgh")
         (group(A, w="r"), "is a number, majority"),
         (group(A, w=2), "1 nodes hold data"),
         (group(*[plain(NodeId(f"n{at}"), votes=at == 0, priority=at == 0) for at in range(51)]), "at most 50"),
+        (group(plain(A, tags={"x": "y" * CONFIG_BYTES_MAX})), rf"has \d+ bytes and may have {CONFIG_BYTES_MAX}"),
+        (group(A, rules={"r" * CONFIG_BYTES_MAX: {}}), "may have"),
+        (group(plain(A, address="h" * NAME_BYTES_MAX + ":1")), f"address = 'h+...': is longer than {NAME_BYTES_MAX}"),
+        (group(A, group="g" * (NAME_BYTES_MAX + 1)), "is longer than"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(config: GroupConfig, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check(config)
+
+
+def test_the_largest_configuration_fits_a_nodes_file_with_the_longest_vote() -> None:
+    long = NodeId("n" * NAME_BYTES_MAX)
+    config = group(plain(long, tags={"x": ""}), group="g" * NAME_BYTES_MAX)
+    room = CONFIG_BYTES_MAX - len(msgspec.msgpack.encode(config)) - 4  # the length of a long text takes more
+    config = msgspec.structs.replace(config, members=(plain(long, tags={"x": "y" * room}),))
+    check(config)
+    stored = Stored(group=config.group, node=long, epoch=1 << 60, candidate=long, had=gtid(1 << 60, 9), config=config)
+    assert slot_bytes(stored, 1 << 60)
 
 
 def test_an_even_number_of_voters_is_allowed_and_warned_of() -> None:
@@ -165,6 +183,50 @@ def test_an_older_one_is_not_taken_and_that_of_another_group_never() -> None:
     for config in (group(A, id=ConfigId(0, 99)), group(A, id=ConfigId(9, 9), group="x")):
         node.beat(B, full=config, config=config.id)
         assert len(node.core.config.members) == 3
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        group(C, id=ConfigId(9, 9)),
+        group(A, B, C, id=ConfigId(9, 9)),
+    ],
+)
+@pytest.mark.parametrize("own", [A, B])
+def test_no_stranger_replaces_it(own: NodeId, full: GroupConfig) -> None:
+    """Nor a node that was removed: it hears the present one, and what it sends is not installed."""
+    node = Alone(own, group(A, B))
+    node.beat(C, full=full, config=full.id)
+    assert node.core.config == group(A, B) and node.core.mind.state == REPLICA
+    node.beat(A if own == B else B, full=group(A, B, C, id=ConfigId(9, 9)), config=ConfigId(9, 9))
+    assert node.core.config.id == ConfigId(9, 9), "a member may"
+
+
+def test_one_that_cannot_work_is_not_taken_from_a_member_either() -> None:
+    for full in (group(A, B, heartbeat_ms=0), group(A, plain(B, tags={"x": "y" * CONFIG_BYTES_MAX}))):
+        node = Alone(A, group(A, B))
+        wrong = msgspec.structs.replace(full, id=ConfigId(9, 9))
+        node.beat(B, full=wrong, config=wrong.id)
+        assert node.core.config == group(A, B)
+
+
+def test_a_removed_node_comes_back_by_whoever_is_a_member_then() -> None:
+    """None of those that it knows need be there any more; whoever names it is a member by what it sends."""
+    node = Alone(A, group(B, C, id=ConfigId(1, 3)))
+    assert node.core.mind.state == REMOVED
+    node.beat(D, full=group(D, E, id=ConfigId(2, 8)), config=ConfigId(2, 8))
+    node.beat(D, full=group(A, E, id=ConfigId(2, 8)), config=ConfigId(2, 8))
+    assert node.core.config.id == ConfigId(1, 3)
+    node.beat(D, full=group(A, D, E, id=ConfigId(2, 8)), config=ConfigId(2, 8))
+    assert node.core.config.id == ConfigId(2, 8) and node.core.mind.state == REPLICA
+
+
+def test_a_node_in_no_group_is_admitted_by_a_whole_configuration_alone() -> None:
+    good = group(A, D, group="5a" * 16)
+    assert admits(good, own=D, sender=A)
+    assert not admits(good, own=D, sender=B) and not admits(good, own=E, sender=A)
+    for changes in ({"group": "5a"}, {"group": "g" * 32}, {"group": ""}, {"heartbeat_ms": 0}):
+        assert not admits(msgspec.structs.replace(good, **changes), own=D, sender=A)  # type: ignore[arg-type]
 
 
 def test_a_primary_that_may_be_it_no_more_steps_down() -> None:

@@ -15,7 +15,7 @@ import pytest
 from fix_group import A, B, group, gtid, plain
 from fix_mutation import Fuzz
 from tranlog.errors import PacketError
-from tranlog.replication.rules import packets, stored
+from tranlog.replication.rules import config, packets, stored
 from tranlog.replication.rules.config import ConfigId
 from tranlog.replication.rules.packets import (
     CHECKED,
@@ -156,6 +156,8 @@ def test_the_page_has_every_limit() -> None:
     names += " CONNECTIONS_MAX CLIENTS_MAX HANDSHAKES_MAX CHECKED_SINCE"
     assert {name: int(rows[name]) for name in names.split()} == {n: getattr(packets, n) for n in names.split()}
     assert int(rows["SLOT_BYTES"]) == stored.SLOT_BYTES
+    assert int(rows["CONFIG_BYTES_MAX"]) == config.CONFIG_BYTES_MAX
+    assert int(rows["NAME_BYTES_MAX"]) == config.NAME_BYTES_MAX
     assert f"`{stored.MAGIC.decode()}`" in PAGE.read_text()
 
 

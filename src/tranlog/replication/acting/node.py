@@ -39,7 +39,7 @@ from tranlog.replication.acting.served_log import ServedLog
 from tranlog.replication.acting.serving import ServedClients
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.acting.transport import Wire
-from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId, admits
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import Restore
 from tranlog.replication.rules.flow_control import FlowControl
@@ -359,7 +359,7 @@ class GroupNode:
         """A packet of another node came."""
         self.links.heard[wire.peer] = wire.heard
         if isinstance(packet, OrderAnswer):
-            self.orders.settle(packet)
+            self.orders.settle(wire, packet)
         elif isinstance(packet, GroupOrder):
             self.spawn(self.orders.answer(wire, packet))
         elif not isinstance(packet, _OF_NODES):
@@ -368,7 +368,7 @@ class GroupNode:
             self.thread.post(Came(wire.peer, packet, partial(wire.done, size)))
             return
         elif isinstance(packet, Heartbeat) and packet.full is not None:
-            self._admitted(packet.full)
+            self._admitted(wire.peer, packet.full)
         wire.done(size)
 
     def reached(self, member: Member, hello: Hello) -> None:
@@ -392,9 +392,9 @@ class GroupNode:
             now = int(self.clock.monotonic() * 1000)
             thread.call(lambda core: core.refused(node, now))
 
-    def _admitted(self, config: GroupConfig) -> None:
+    def _admitted(self, by: NodeId, config: GroupConfig) -> None:
         """Become a member of the group whose configuration names this node."""
-        if self._joining or self.standing.config.members or config.member(self.node) is None:
+        if self._joining or self.standing.config.members or not admits(config, own=self.node, sender=by):
             return
         self._joining = True
         self.spawn(self._become(Stored(group=config.group, node=self.node, config=config)))

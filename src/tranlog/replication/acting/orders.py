@@ -20,7 +20,7 @@ import msgspec
 from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, TranlogError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.commit_queue import CommitQueue
-from tranlog.replication.acting.links import Greeting, greet, refuse
+from tranlog.replication.acting.links import VOTE, Greeting, greet, refuse
 from tranlog.replication.acting.restoring import RestoreStatus, Restoring
 from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
@@ -134,6 +134,9 @@ class Orders:
     async def answer(self, wire: Wire, order: GroupOrder) -> None:
         """Answer an order of another node or a client."""
         try:
+            if wire.purpose == VOTE and not self._is_members(wire):
+                why = "the order came from a node that is no member of the group; `tranlog group status` shows who is"
+                raise GroupOrderError(why=why)
             if self._node.standing.state != PRIMARY and order.name not in _AT_NODE:
                 raise GroupOrderError(
                     why=f"{self._node.options.node} is not the primary any more; give the order again"
@@ -150,9 +153,14 @@ class Orders:
             return
         wire.send(OrderAnswer(number=order.number, done=done, raw=msgspec.json.encode(told)))
 
-    def settle(self, answer: OrderAnswer) -> None:
+    def _is_members(self, wire: Wire) -> bool:
+        """Whether the node at the other end is a member now, by its id and its certificate."""
+        member = self._node.standing.config.member(wire.peer)
+        return member is not None and not wire.certified_otherwise(member.name)
+
+    def settle(self, wire: Wire, answer: OrderAnswer) -> None:
         """The answer to an order that was passed on has come."""
-        waiting = self._waiting.pop(answer.number, None)
+        waiting = self._waiting.pop(answer.number, None) if self._is_members(wire) else None
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 

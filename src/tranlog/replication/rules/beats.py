@@ -15,7 +15,7 @@ from tranlog.ids import Gtid
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.acks import AckTable
 from tranlog.replication.rules.concern import OpenQuestion, Outcome
-from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, NodeId, election_majority
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, NodeId, election_majority, is_taken
 from tranlog.replication.rules.effects import Committed, Effect, EndReign, Persist, ReplicatedLog, Send, Tell
 from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST, Campaign
 from tranlog.replication.rules.feed import Feeder, Intake
@@ -298,9 +298,10 @@ class Beating:
         )
 
     def _on_beat(self, sender: NodeId, beat: Heartbeat) -> None:
-        mind = self.mind
-        if beat.full is not None and beat.full.id > self.config.id and beat.full.group == self.stored.group:
-            self._install(beat.full)
+        mind, full = self.mind, beat.full
+        ours = full is not None and full.group == self.stored.group
+        if full is not None and ours and is_taken(self.config, full, own=self.node, sender=sender):
+            self._install(full)
         if self.config.member(sender) is None:
             if beat.config < self.config.id:
                 mind.peers.setdefault(sender, Peer()).config = beat.config

@@ -14,6 +14,7 @@ from typing import NewType
 import msgspec
 
 from tranlog.errors import ConfigError
+from tranlog.ids import HISTORY_BYTES
 
 NodeId = NewType("NodeId", str)
 """Made once by a node for itself; a wiped node makes another."""
@@ -23,6 +24,10 @@ VOTERS_MAX = 7
 NODES_MAX = 50
 PRIORITY_MAX = 1000
 DELAY_MS_MAX = 366 * 86_400_000
+NAME_BYTES_MAX = 1 << 10
+"""A group's id and a member's id, name and address are no longer, each."""
+CONFIG_BYTES_MAX = 120 << 10
+"""With tags and rules: with a vote beside it a configuration has to fit a slot of a node's file."""
 FORCED_VERSIONS = 100_000
 """What a forced configuration adds to the version, so that no other one reaches it."""
 MAJORITY = "majority"
@@ -113,6 +118,7 @@ def copies_needed(config: GroupConfig) -> int:
 
 def check(config: GroupConfig) -> None:
     """Refuse a configuration that cannot work. Raises ConfigError."""
+    _check_size(config)
     for field in ("node", "name", "address"):
         values = [value for member in config.members if (value := getattr(member, field)) or field != "address"]
         twice = sorted({value for value in values if values.count(value) > 1})
@@ -136,6 +142,18 @@ def check(config: GroupConfig) -> None:
             if not 1 <= count <= len(kinds):
                 raise _refused(f"rules.{name}.{tag}", count, f"the nodes have {len(kinds)} values of this tag")
     check_w(config, config.w)
+
+
+def _check_size(config: GroupConfig) -> None:
+    texts = [("group", config.group)]
+    texts += [(field, getattr(one, field)) for one in config.members for field in ("node", "name", "address")]
+    for field, text in texts:
+        if len(text.encode()) > NAME_BYTES_MAX:
+            raise _refused(field, f"{text[:20]}...", f"is longer than {NAME_BYTES_MAX} bytes")
+    size = len(msgspec.msgpack.encode(config))
+    if size > CONFIG_BYTES_MAX:
+        why = f"the configuration has {size} bytes and may have {CONFIG_BYTES_MAX}; have fewer tags or shorter ones"
+        raise _refused("tags", None, why)
 
 
 def check_w(config: GroupConfig, w: int | str) -> None:
@@ -206,6 +224,31 @@ def change_refused(
     if not copied:
         return "what is committed is not yet at a majority of the new configuration; try again"
     return None
+
+
+def is_taken(old: GroupConfig, new: GroupConfig, *, own: NodeId, sender: NodeId) -> bool:
+    """Whether a node installs a configuration of its group that another one has sent to it.
+
+    It is a later one, can work, and comes from a member. A node that no configuration names, since it is new or was
+    removed, takes one that names both from whoever admits it.
+    """
+    named = old if old.member(own) is not None else new
+    if new.id <= old.id or named.member(own) is None or named.member(sender) is None:
+        return False
+    try:
+        check(new)
+    except ConfigError:
+        return False
+    return True
+
+
+def admits(config: GroupConfig, *, own: NodeId, sender: NodeId) -> bool:
+    """Whether a node that is in no group yet becomes a member by a configuration that another one has sent to it."""
+    try:
+        known = len(bytes.fromhex(config.group)) == HISTORY_BYTES
+    except ValueError:
+        return False
+    return known and is_taken(GroupConfig(group=config.group), config, own=own, sender=sender)
 
 
 def successor(old: GroupConfig, members: Sequence[Member], *, epoch: int, forced: bool = False) -> GroupConfig:
