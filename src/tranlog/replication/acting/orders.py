@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -43,6 +43,46 @@ _CONNECTED_S = 5.0
 PATIENCE_S = 600.0
 """A new node may take so long to hold what the group has."""
 Body = dict[str, Any]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Add(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A member as an operator wants it; as `Member`. `replace`: in the place of the one of its name."""
+
+    name: str
+    address: str
+    votes: int = 1
+    priority: int = 1
+    witness: bool = False
+    hidden: bool = False
+    delay_ms: int = 0
+    tags: dict[str, str] = {}
+    replace: bool = False
+
+
+class _ByName(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class _StepDown(msgspec.Struct, frozen=True, kw_only=True):
+    within_s: _Seconds = 10.0
+    force: bool = False
+
+
+class _Force(msgspec.Struct, frozen=True, kw_only=True):
+    without: tuple[str, ...] = ()
+
+
+class _FromSource(msgspec.Struct, frozen=True, kw_only=True):
+    """`source`: a node's name; empty: the primary."""
+
+    name: str
+    source: str = ""
+
+
+class _Freeze(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    seconds: _Seconds = 0.0
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,24 +143,29 @@ class Orders:
     async def give(self, name: str, body: Body) -> Body:
         """Carry an order out, here or at the primary, and return its answer. Raises GroupOrderError, ConfigError."""
         self._check_member()
-        carry = {
-            "add": self._add,
-            "remove": self._remove,
-            "step-down": self._step_down,
-            "reconfigure": self._force,
-            "restore": self._restore,
-            "freeze": self._freeze,
-            "sync-from": self._sync_from,
-        }.get(name)
-        if carry is None:
+        known: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Body]]]] = {
+            "add": (_Add, self._add),
+            "remove": (_ByName, self._remove),
+            "step-down": (_StepDown, self._step_down),
+            "reconfigure": (_Force, self._force),
+            "restore": (_FromSource, self._restore),
+            "freeze": (_Freeze, self._freeze),
+            "sync-from": (_FromSource, self._sync_from),
+        }
+        if name not in known:
             raise ConfigError(option="order", value=name, why="there is no such order")
+        form, carry = known[name]
+        try:
+            asked = msgspec.convert(body, form)
+        except msgspec.ValidationError as exc:
+            raise ConfigError(option=name, value=None, why=f"it has another form: {exc}") from exc
         if name == "reconfigure":
-            return await self._force(body)
-        if name == "remove" or (name == "add" and body.get("replace")):
-            await self._depose(str(body.get("name", "")))
-        to = self._named(body) if name in _AT_NODE else self._node.standing.primary
+            return await carry(asked)
+        if name == "remove" or (isinstance(asked, _Add) and asked.replace):
+            await self._depose(str(body["name"]))
+        to = self._named(str(body["name"])) if name in _AT_NODE else self._node.standing.primary
         here = to == self._node.node if name in _AT_NODE else self._node.standing.state == PRIMARY
-        return await (carry(body) if here else self._pass_on(name, body, to))
+        return await (carry(asked) if here else self._pass_on(name, body, to))
 
     def _check_member(self) -> None:
         options = self._node.options
@@ -148,9 +193,13 @@ class Orders:
             told, done = {"error": exc.why}, False
         except TranlogError as exc:
             told, done = {"error": str(exc)}, False
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             wire.end(f"an order that is no JSON: {exc}")
             return
+        except Exception as exc:  # whatever it is, whoever gave the order must hear of it
+            logger.exception("An order failed by an error of this program. order=%r", order.name)
+            name = self._node.options.node
+            told, done = {"error": f"{type(exc).__name__}: {exc}; the log of node {name} has more"}, False
         wire.send(OrderAnswer(number=order.number, done=done, raw=msgspec.json.encode(told)))
 
     def _is_members(self, wire: Wire) -> bool:
@@ -164,9 +213,8 @@ class Orders:
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    def _named(self, body: Body, key: str = "name") -> NodeId:
+    def _named(self, name: str, key: str = "name") -> NodeId:
         """Return the node that an order names. Raises ConfigError."""
-        name = str(body.get(key, ""))
         for one in self._node.standing.config.members:
             if one.name == name:
                 return one.node
@@ -185,10 +233,10 @@ class Orders:
     async def _pass_on(self, name: str, body: Body, to: NodeId) -> Body:
         """Have another node carry an order out."""
         number, wire = next(self._numbers), await self._wire_to(to)
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         if wire is None or not wire.send(GroupOrder(number=number, name=name, raw=msgspec.json.encode(body))):
             whom = f"node {body['name']}" if name in _AT_NODE else "no primary is known, or it"
             raise GroupOrderError(why=f"{whom} cannot be reached from here")
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         gone = asyncio.ensure_future(wire.gone.wait())
         try:
             await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -226,14 +274,12 @@ class Orders:
 
     # --- what a primary does ---
 
-    async def _add(self, body: Body) -> Body:
+    async def _add(self, wanted: _Add) -> Body:
         """Admit a node: without a vote until it holds what is committed, then with the one that is wanted.
 
         With `replace` it takes the place of the one of its name, which was wiped, and is removed first.
         """
-        node, told = self._node, {"votes": 1, "priority": 1, **body, "node": ""}
-        replace = bool(told.pop("replace", False))
-        wanted = msgspec.convert(told, _Wanted)
+        node = self._node
         try:
             wire, hello = await greet(wanted.address, Greeting(), node.tls)
         except (OSError, HandshakeError) as exc:
@@ -245,10 +291,11 @@ class Orders:
             refuse(wire, why)
             raise GroupOrderError(why=why)
         wire.cut()
-        voter = Member(**{**msgspec.structs.asdict(wanted), "node": hello.node})
-        self._check_name(voter, replace)
+        told = {name: value for name, value in msgspec.structs.asdict(wanted).items() if name != "replace"}
+        voter = Member(node=hello.node, **told)
+        self._check_name(voter, wanted.replace)
         if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
-            await self._remove({"name": voter.name})
+            await self._remove(_ByName(name=voter.name))
         if not any(one.node == hello.node for one in node.standing.config.members):
             first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
             await self._change(lambda members: [*members, first])
@@ -269,8 +316,8 @@ class Orders:
         if replace and any((at := self._node.links.links.get(one.node)) and at.wire for one in named):
             raise GroupOrderError(why=f"the {name} that shall be replaced runs and is connected; stop it first")
 
-    async def _remove(self, body: Body) -> Body:
-        name = str(body.get("name", ""))
+    async def _remove(self, asked: _ByName) -> Body:
+        name = asked.name
         found = [one for one in self._node.standing.config.members if one.name == name]
         if not found:
             raise ConfigError(option="name", value=name, why="no node of the group has this name")
@@ -290,8 +337,8 @@ class Orders:
         while self._node.standing.primary in (NO_NODE, former.node) and loop.time() < until:
             await asyncio.sleep(LOOK_S)
 
-    async def _step_down(self, body: Body) -> Body:
-        within, force = float(body.get("within_s", 10.0)), bool(body.get("force", False))
+    async def _step_down(self, asked: _StepDown) -> Body:
+        within, force = asked.within_s, asked.force
         node, loop = self._node, asyncio.get_running_loop()
         if len(node.standing.config.members) == 1:
             raise GroupOrderError(why="there is no other node in the group")
@@ -304,12 +351,12 @@ class Orders:
             raise GroupOrderError(why=f"{why}; {node.options.node} stays primary, and commits go on")
         return {"stepped_down": node.options.node}
 
-    async def _force(self, body: Body) -> Body:
+    async def _force(self, asked: _Force) -> Body:
         """Install a configuration here without asking anybody: of a majority that is lost for ever, or lost its logs.
 
         What is committed and held by none of those that stay is lost. Raises GroupOrderError, ConfigError.
         """
-        without = [str(name) for name in body.get("without", ())]
+        without = list(asked.without)
         config = self._node.standing.config
         unknown = sorted(set(without) - {one.name for one in config.members})
         if unknown or self._node.options.node in without:
@@ -326,13 +373,13 @@ class Orders:
 
     # --- what the node itself does ---
 
-    async def _restore(self, body: Body) -> Body:
+    async def _restore(self, asked: _FromSource) -> Body:
         """Give this node the whole log of another one; return when it has it. Raises GroupOrderError, ConfigError."""
         node, loop = self._node, asyncio.get_running_loop()
         until = loop.time() + _PRIMARY_S
-        while not body.get("source") and node.standing.primary == NO_NODE and loop.time() < until:
+        while not asked.source and node.standing.primary == NO_NODE and loop.time() < until:
             await asyncio.sleep(LOOK_S)
-        source = self._named(body, "source") if body.get("source") else node.standing.primary
+        source = self._named(asked.source, "source") if asked.source else node.standing.primary
         why = await self._ask(lambda core: core.restore(source))
         if why:
             raise GroupOrderError(why=f"the log of {node.options.node} is not restored: {why}")
@@ -341,17 +388,17 @@ class Orders:
             raise GroupOrderError(why=f"{trouble}. {node.options.node} keeps trying")
         return {"restored": node.options.node}
 
-    async def _freeze(self, body: Body) -> Body:
+    async def _freeze(self, asked: _Freeze) -> Body:
         """Have this node not stand for so many seconds; 0 ends it. Raises GroupOrderError."""
-        seconds, name = float(body.get("seconds", 0.0)), self._node.options.node
+        seconds, name = asked.seconds, self._node.options.node
         if self._node.standing.state == PRIMARY:
             raise GroupOrderError(why=f"{name} is primary; `tranlog group step-down` first")
         await self._ask(lambda core: core.freeze(core.mind.now + int(seconds * 1000)))
         return {"frozen": name, "seconds": seconds}
 
-    async def _sync_from(self, body: Body) -> Body:
+    async def _sync_from(self, asked: _FromSource) -> Body:
         """Have this node follow another one, as long as that can be followed. Raises GroupOrderError, ConfigError."""
-        at, name, source = self._node.standing, self._node.options.node, self._named(body, "source")
+        at, name, source = self._node.standing, self._node.options.node, self._named(asked.source, "source")
         member = at.config.member(source)
         assert member is not None
         if at.state in (PRIMARY, WITNESS):
@@ -385,20 +432,6 @@ class Orders:
                     why="this node has a new configuration, and it is not known whether a majority has it"
                 )
             await asyncio.sleep(LOOK_S)
-
-
-class _Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A member as an operator wants it; as `Member`."""
-
-    name: str
-    address: str
-    node: str = ""
-    votes: int = 1
-    priority: int = 1
-    witness: bool = False
-    hidden: bool = False
-    delay_ms: int = 0
-    tags: dict[str, str] = {}
 
 
 def is_installed(core: Core) -> bool:

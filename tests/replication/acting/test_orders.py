@@ -1,0 +1,90 @@
+"""replication/acting/orders.py: an order of whatever form has an answer, and harms nobody. docs/replication.md."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from fix_live_group import LiveGroup, live_group, words
+from tranlog.errors import ConfigError
+from tranlog.replication.acting.client import Satisfied, reach
+from tranlog.replication.acting.orders import Orders
+from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
+from tranlog.replication.rules.packets import GroupOrder, OrderAnswer
+
+FORMS = [
+    ("freeze", {"name": "a", "seconds": None}, "$.seconds"),
+    ("freeze", {"name": "a", "seconds": -1}, "$.seconds"),
+    ("freeze", {}, "name"),
+    ("step-down", {"within_s": "soon"}, "$.within_s"),
+    ("step-down", {"force": 1}, "$.force"),
+    ("reconfigure", {"without": 5}, "$.without"),
+    ("reconfigure", {"without": [5]}, "$.without"),
+    ("remove", {"name": ["a"]}, "$.name"),
+    ("restore", {"name": "a", "source": 7}, "$.source"),
+    ("sync-from", {"source": "a"}, "name"),
+    ("add", {"name": "b"}, "address"),
+    ("add", {"name": "b", "address": "h:1", "tags": {"x": 1}}, "$.tags"),
+    ("add", {"name": "b", "address": "h:1", "unknown": 1}, "unknown"),
+    ("dance", {}, "there is no such order"),
+]
+
+
+def given(group: LiveGroup, *orders: tuple[str, Any]) -> list[OrderAnswer | None]:
+    """Give orders to the node a as a client does, and return the answers; None where the connection ended."""
+
+    async def play() -> list[OrderAnswer | None]:
+        found = []
+        for number, (name, body) in enumerate(orders, 1):
+            listen = group.options["a"].listen
+            client = await reach(listen, name="x", own=NodeId("x"), purpose="administer", tls=None)
+            raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            answer = await client.ask(number, GroupOrder(number=number, name=name, raw=raw))
+            assert answer is None or isinstance(answer, OrderAnswer)
+            found.append(answer)
+            await client.close()
+        return found
+
+    return group.run(play())
+
+
+def test_an_order_of_another_form_is_answered(tmp_path: Path) -> None:
+    """By what is wrong with it, to a client over the nodes' port and to whoever gives it at the node itself."""
+    with live_group(tmp_path, "a") as group:
+        answers = given(group, *((name, body) for name, body, _ in FORMS))
+        for (name, body, why), answer in zip(FORMS, answers, strict=True):
+            assert answer is not None and not answer.done, name
+            assert why in msgspec.json.decode(answer.raw)["error"], (name, body)
+            with pytest.raises(ConfigError) as caught:
+                group.order("a", name, **body)
+            assert why in caught.value.why
+        assert given(group, ("freeze", b"{"), ("freeze", b"[1]"), ("freeze", b'{"name": "\xff"}')) == [None] * 3
+        with group.client() as client:
+            assert isinstance(client.commit(words("x"), w=1, wtimeout=60.0), Satisfied)
+
+
+def test_an_order_that_fails_by_an_error_of_ours_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with live_group(tmp_path, "a") as group, caplog.at_level(logging.ERROR, logger="tranlog"):
+        with mock.patch.object(Orders, "_freeze", side_effect=KeyError("of ours")):
+            (answer,) = given(group, ("freeze", {"name": "a"}))
+        assert answer is not None and not answer.done
+        assert msgspec.json.decode(answer.raw)["error"] == "KeyError: 'of ours'; the log of node a has more"
+    (line,) = [one for one in caplog.records if "An order failed" in one.getMessage()]
+    assert line.exc_info is not None
+
+
+@pytest.mark.long
+def test_a_member_with_too_many_tags_is_refused_and_the_primary_goes_on(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group:
+        tags = {f"t{at}": "v" * 1000 for at in range(140)}
+        with pytest.raises(ConfigError, match=f"may have {CONFIG_BYTES_MAX}"):
+            group.add("b", tags=tags)
+        assert [one.name for one in group.nodes["a"].standing.config.members] == ["a"]
+        group.order("a", "add", name="b", address=group.options["b"].listen, tags={"site": "here"})
+        with group.client() as client:
+            assert isinstance(client.commit(words("x"), w=2, wtimeout=60.0), Satisfied)
