@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import threading
 from contextlib import closing
@@ -44,7 +45,7 @@ from tranlog.replication.acting.restore import (
 from tranlog.replication.acting.rollback import read_transactions, saved_rollbacks
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.effects import Committed
-from tranlog.replication.rules.packets import NO_GTID, STATE_NAMES
+from tranlog.replication.rules.packets import NO_GTID, STATE_NAMES, File, Packet
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -362,6 +363,56 @@ def test_a_garbled_segment_is_not_taken(tmp_path: Path) -> None:
             garbling[0] = False
             group.await_whole()
         assert events(tmp_path / former) == ["common"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "error",
+    [LogUnreadableError(path="p", why="Input/output error"), OSError(5, "Input/output error"), KeyError("of ours")],
+    ids=["log", "disk", "ours"],
+)
+@pytest.mark.parametrize("method", ["_list", "_read"])
+def test_a_source_that_cannot_answer_says_so_and_is_asked_again(
+    method: str, error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both nodes say why; nobody waits for what will not come."""
+    with live_group(tmp_path, "ab") as group:
+        commit(group, "common")
+        former = next(name for name in "ab" if name != group.await_primary())
+        with mock.patch.object(ServedFiles, method, side_effect=error), caplog.at_level(logging.WARNING):
+            why = "it says: this log cannot be read: .*(Input/output error|KeyError: 'of ours').* keeps trying"
+            with pytest.raises(GroupOrderError, match=why):
+                group.order(former, "restore", name=former)
+            status = group.run(group.nodes[former].orders.status()).restore
+            assert status is not None and "this log cannot be read" in status.trouble
+        group.await_whole()
+        eventually(lambda: state_of(group, former) == "REPLICA")
+    assert any("and this log cannot be read" in one.getMessage() for one in caplog.records), "at the source"
+    assert events(tmp_path / former) == ["common"]
+
+
+@pytest.mark.long
+def test_a_part_that_never_comes_ends_an_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source goes on to say that it is there, more often than the time that a part may take."""
+    monkeypatch.setattr(restore, "_SILENT_S", 2.5)
+    answer, dropped = ServedFiles.answer, [True]
+
+    async def deaf(self: ServedFiles, packet: Packet, size: int) -> None:
+        if isinstance(packet, File) and dropped[0]:
+            self._wire.done(size)
+        else:
+            await answer(self, packet, size)
+
+    with live_group(tmp_path, "ab") as group:
+        commit(group, "common")
+        former = next(name for name in "ab" if name != group.await_primary())
+        with mock.patch.object(ServedFiles, "answer", deaf):
+            with pytest.raises(GroupOrderError, match=r"what was asked for did not come in time.* keeps trying"):
+                group.order(former, "restore", name=former)
+            dropped[0] = False
+            eventually(lambda: state_of(group, former) == "REPLICA")
+        group.await_whole()
+    assert events(tmp_path / former) == ["common"]
 
 
 @pytest.mark.long

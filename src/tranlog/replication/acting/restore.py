@@ -11,6 +11,7 @@ Source: docs/protocol.md, "Restore"; docs/format.md, "restoring".
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -21,7 +22,7 @@ import msgspec
 from tranlog.checksum import crc32
 from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import DiskFailedError, PacketError
+from tranlog.errors import DiskFailedError, PacketError, TranlogError
 from tranlog.ids import Epoch, Gtid, Seqno, segment_number
 from tranlog.log.files.commit_point import COMMIT_NAME
 from tranlog.log.files.directory import RESTORING_NAME, join, replace_file, storage_error
@@ -33,8 +34,10 @@ from tranlog.replication.acting.core_thread import CoreThread
 from tranlog.replication.acting.following import NodeLog
 from tranlog.replication.acting.links import Greeting, enter, greet
 from tranlog.replication.acting.rollback import save
-from tranlog.replication.acting.transport import Wire
-from tranlog.replication.rules.packets import RAW_BYTES, File, Files, Join, Packet
+from tranlog.replication.acting.transport import Wire, one_line
+from tranlog.replication.rules.packets import RAW_BYTES, File, Files, Join, JoinRefused, Packet
+
+logger = logging.getLogger(__name__)
 
 RESTORE: Final = "restore"
 """The purpose of a connection over which a log is fetched."""
@@ -46,6 +49,9 @@ _AHEAD: Final = 8
 _KEPT_S: Final = 1.0
 """So often a source says that it is there, with an empty list of the number 0."""
 _SILENT_S: Final = 30.0
+"""Within so long something comes from a source, and what was asked for of a file."""
+_LISTED_S: Final = 4 * 3600.0
+"""Within so long a source, which says meanwhile that it is there, has read its whole log for the sums in its list."""
 FileSum = tuple[str, int, int]
 """A file's name, its bytes and their CRC-32."""
 
@@ -152,15 +158,16 @@ class _Fetching(Greeting):
         super().lost(wire)
         self._came.put_nowait(None)
 
-    async def next(self) -> Packet | None:
-        """Return the next packet; None where the connection has ended, or nothing came for too long."""
-        try:
+    async def next(self, within_s: float) -> Packet | None:
+        """Return the next answer; None where the connection has ended. Raises TimeoutError: none came in time.
+
+        That the source says it is there prolongs `within_s` by nothing.
+        """
+        async with asyncio.timeout(within_s):
             while True:
                 packet = await asyncio.wait_for(self._came.get(), _SILENT_S)
                 if not isinstance(packet, Files) or packet.number:
                     return packet
-        except TimeoutError:
-            return None
 
 
 class Fetch:
@@ -188,7 +195,7 @@ class Fetch:
         """
         assert self._wire is not None
         self._wire.send(Files(number=1))
-        listed = await self._fetching.next()
+        listed = await self._next(_LISTED_S)
         if not isinstance(listed, Files) or not all(_is_file_of_log(name) for name, _, _ in listed.names):
             raise self._failed("it sent no list of its files")
         self.total = sum(size for _, size, _ in listed.names)
@@ -209,15 +216,27 @@ class Fetch:
             while asked < min(size, came + _AHEAD * RAW_BYTES):
                 self._wire.send(File(number=1, name=name, offset=asked, raw=b""))
                 asked += RAW_BYTES
-            part = await self._fetching.next()
+            part = await self._next(_SILENT_S)
             if not isinstance(part, File) or part.name != name or not part.raw or part.offset + len(part.raw) > size:
-                raise self._failed("the connection ended" if part is None else f"it sent something else than {name}")
+                raise self._failed(f"it sent something else than {name}")
             await asyncio.to_thread(file.pwrite, part.raw, part.offset)
             came += len(part.raw)
             self.done += len(part.raw)
         await asyncio.to_thread(file.sync)
         if await asyncio.to_thread(_sum_of, file, size) != crc:
             raise self._failed(f"the sum of {name} is not the source's")
+
+    async def _next(self, within_s: float) -> Packet:
+        """Return the source's next answer. Raises PacketError."""
+        try:
+            found = await self._fetching.next(within_s)
+        except TimeoutError:
+            raise self._failed("what was asked for did not come in time") from None
+        if found is None:
+            raise self._failed("the connection ended")
+        if isinstance(found, JoinRefused):
+            raise self._failed(f"it says: {one_line(found.text)}")
+        return found
 
     def _failed(self, why: str) -> PacketError:
         return PacketError(kind=f"a file of {self.source}", why=why)
@@ -268,10 +287,19 @@ class ServedFiles:
                 self._wire.send(msgspec.structs.replace(packet, raw=raw))
             else:
                 self._wire.end(f"{type(packet).__name__} from a node that restores its log")
-        except OSError as exc:
-            self._wire.end(f"a file of this log cannot be read: {exc}", warn=False)
+        except (OSError, TranlogError) as exc:
+            self._fail(str(exc))
+        except Exception as exc:  # whatever it is, the other node must hear of it
+            logger.exception("A restore from here failed by an error of this program.")
+            self._fail(f"{type(exc).__name__}: {exc}")
         finally:
             self._wire.done(size)
+
+    def _fail(self, why: str) -> None:
+        """End the connection, and tell the node that restores its log why: it tries again."""
+        if not self._wire.gone.is_set():
+            self._wire.send(JoinRefused(text=f"this log cannot be read: {why}"))
+            self._wire.end(f"a node restores its log from here, and this log cannot be read: {why}")
 
     async def _list(self) -> list[tuple[str, int]]:
         """Return the files with the bytes that stay as they are. What records refer to was written before them."""
