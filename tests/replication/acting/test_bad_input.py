@@ -114,7 +114,7 @@ def copied_identity_at_another(group: LiveGroup, folder: Path) -> None:
     """One that does not look at itself is refused by the others."""
     join = msgspec.structs.replace(group.nodes["b"].join(), node_name="z")
     node = group.nodes["a"]
-    raise HandshakeError(where="a", why=node._join_refused(join, next(iter(node.entrance.wires))))
+    raise HandshakeError(where="a", why=node.joins.refused(join, next(iter(node.entrance.wires))))
 
 
 def read_only_directory(group: LiveGroup, folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_both_ends_wait_for_the_disk(tmp_path: Path) -> None:
         with client.begin(event_id="large") as large:
             large.add(row(0))
             for _ in range(4):
-                node._readers.executor.submit(stalled.wait)
+                node.readers.executor.submit(stalled.wait)
             adding = threading.Thread(target=lambda: large.add(rows()))
             adding.start()
             wire = large._transaction._connection.wire

@@ -5,6 +5,7 @@ docs/replication.md, "TLS and permissions".
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import shutil
@@ -173,6 +174,43 @@ def test_a_node_with_anothers_certificate_is_not_admitted(
         masked.close()
 
 
+async def as_c(group: LiveGroup, certified: Certified, name: str, own: NodeId) -> Connection:
+    """Connect to a node as c, which is no member and has that id, by its certificate."""
+    c = Connection()
+    c.wire, _ = await greet(group.options[name].listen, c, certified.sides("c")[1])
+    join = Join(
+        node=own,
+        node_name="c",
+        purpose="vote",
+        versions=(PROTOCOL_VERSION,),
+        config=ConfigId(),
+        last=NO_GTID,
+        heartbeat_ms=250,
+        group=group.nodes["a"].standing.config.group,
+    )
+    await enter(c.wire, c, join)
+    return c
+
+
+@pytest.mark.long
+def test_who_waits_under_the_id_of_a_later_member_is_put_out(
+    group: LiveGroup, certified: Certified, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = Member(node=NodeId("later"), name="d", address="127.0.0.1:1", votes=0, priority=0)
+
+    async def play() -> None:
+        primary = group.await_primary()
+        c = await as_c(group, certified, primary, later.node)
+        assert c.wire is not None
+        await group.nodes[primary].orders._change(lambda members: [*members, later])
+        await asyncio.wait_for(c.wire.gone.wait(), 60.0)
+
+    with caplog.at_level(logging.WARNING, logger="tranlog"):
+        group.run(play())
+        group.order("a", "remove", name="d")
+    assert "its certificate is that of c, not of d" in caplog.text
+
+
 @pytest.mark.long
 def test_a_node_that_is_no_member_commands_nobody(group: LiveGroup, certified: Certified) -> None:
     """Its certificate is good: it was removed, or never added. It gives orders, and sends a configuration."""
@@ -181,19 +219,8 @@ def test_a_node_that_is_no_member_commands_nobody(group: LiveGroup, certified: C
     mine = GroupConfig(group=at.group, id=later, members=(Member(node=own, name="c", address="127.0.0.1:1"),))
 
     async def play(name: str) -> OrderAnswer:
-        c = Connection()
-        c.wire, _ = await greet(group.options[name].listen, c, certified.sides("c")[1])
-        join = Join(
-            node=own,
-            node_name="c",
-            purpose="vote",
-            versions=(PROTOCOL_VERSION,),
-            config=ConfigId(),
-            last=NO_GTID,
-            heartbeat_ms=250,
-            group=at.group,
-        )
-        await enter(c.wire, c, join)
+        c = await as_c(group, certified, name, own)
+        assert c.wire is not None
         told = await c.ask(1, GroupOrder(number=1, name="remove", raw=b'{"name": "b"}'))
         assert isinstance(told, OrderAnswer)
         nothing = {"last": NO_GTID, "durable": NO_GTID, "committed": NO_GTID, "echo": Pulse()}

@@ -16,7 +16,7 @@ from tranlog.errors import CommitRefusedError, LogUnreadableError, NoNodeError, 
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.acting import client as client_module
 from tranlog.replication.acting import serving
-from tranlog.replication.acting.client import Answer, Satisfied, reach
+from tranlog.replication.acting.client import Answer, EventNotFound, Satisfied, reach
 from tranlog.replication.acting.remote_log import open_remote
 from tranlog.replication.rules import packets
 from tranlog.replication.rules.config import MAJORITY, NodeId
@@ -111,11 +111,12 @@ def test_one_thing_is_waited_for(tmp_path: Path) -> None:
     ("packets", "why"),
     [
         ([AskConcern(number=at, gtid=NEVER, w="majority") for at in range(20)], "10 of its questions are not answered"),
+        ([Find(number=at, event_id="z") for at in range(20)], "10 of its questions are not answered"),
         ([Begin(number=at) for at in range(20)], "more than 2560 bytes of transactions that are not complete"),
         ([Begin(number=1), *[Part(number=1, raw=b"")] * 20], "more than 2560 bytes of transactions"),
         ([Begin(number=1), Begin(number=1)], "a transaction that was begun already"),
     ],
-    ids=["questions", "begun", "parts", "twice"],
+    ids=["questions", "finds", "begun", "parts", "twice"],
 )
 def test_what_a_client_leaves_open_is_bounded(
     packets: list[Packet], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -137,6 +138,26 @@ def test_what_a_client_leaves_open_is_bounded(
         with group.client() as client:
             for _ in range(20):  # what was answered counts no more
                 assert isinstance(client.commit(words("x"), w=1, wtimeout=60.0), Satisfied)
+                assert isinstance(client.find("never"), EventNotFound)
+
+
+@pytest.mark.parametrize("purpose", ["read", "administer"])
+@pytest.mark.parametrize(
+    "packet", [AskConcern(number=1, gtid=NEVER, w=1), Find(number=1, event_id="x")], ids=["concern", "find"]
+)
+def test_questions_about_commits_are_for_who_may_commit(
+    packet: Packet, purpose: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """docs/replication.md, "TLS and permissions": they need `write`."""
+
+    async def ask(group: LiveGroup) -> None:
+        address = group.options["a"].listen
+        connection = await reach(address, name="x", own=NodeId("x"), purpose=purpose, tls=None)
+        assert await connection.ask(1, packet) is None, "it was ended"
+
+    with live_group(tmp_path, "a") as group, caplog.at_level(logging.WARNING, logger="tranlog"):
+        group.run(ask(group))
+        assert f"{type(packet).__name__} from a client that came to {purpose}" in caplog.text
 
 
 @pytest.mark.long

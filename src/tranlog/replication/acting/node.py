@@ -23,33 +23,28 @@ from typing import Any
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk, DiskLock
-from tranlog.errors import ConfigError, GroupFileError, LogError, TranlogError
-from tranlog.ids import Gtid
+from tranlog.errors import ConfigError, GroupFileError, TranlogError
 from tranlog.log.files.commit_point import GROUP_DIR, become_member, is_member, write_whose
 from tranlog.log.files.directory import make_directory, sign_lock, storage_error, take_lock
 from tranlog.log.options import LogOptions
 from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
 from tranlog.replication.acting.entrance import Entrance
-from tranlog.replication.acting.finding import find_for_reader
 from tranlog.replication.acting.following import NodeLog
-from tranlog.replication.acting.links import VOTE, Link, Links, differ
+from tranlog.replication.acting.joining import Joins, copied, runs_already
+from tranlog.replication.acting.links import VOTE, Links, differ
 from tranlog.replication.acting.orders import Orders
 from tranlog.replication.acting.restore import RESTORE, finish_install
 from tranlog.replication.acting.served_log import ServedLog
 from tranlog.replication.acting.serving import ServedClients
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.acting.transport import Wire
-from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId, admits
-from tranlog.replication.rules.core import Core
+from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId
 from tranlog.replication.rules.effects import Restore
 from tranlog.replication.rules.flow_control import FlowControl
 from tranlog.replication.rules.packets import (
-    CLIENTS_MAX,
     NO_GTID,
     PRIMARY,
-    READABLE,
     STARTUP,
-    STATE_NAMES,
     Ack,
     AckRelay,
     ChunksGone,
@@ -60,7 +55,6 @@ from tranlog.replication.rules.packets import (
     Hello,
     Here,
     Join,
-    JoinRefused,
     Lead,
     OrderAnswer,
     Packet,
@@ -70,14 +64,12 @@ from tranlog.replication.rules.packets import (
     SpillChunk,
     Vote,
     Voted,
-    Welcome,
     Where,
     Who,
 )
-from tranlog.replication.rules.permissions import NEEDED, Clients, permission_refused
+from tranlog.replication.rules.permissions import Clients
 from tranlog.replication.rules.stored import Stored
-from tranlog.replication.rules.syncup import event_missing, handshake_refused, heartbeat_refused
-from tranlog.replication.rules.versions import SPOKEN, Versions, versions_differ
+from tranlog.replication.rules.versions import SPOKEN, Versions
 
 logger = logging.getLogger(__name__)
 
@@ -180,9 +172,9 @@ class GroupNode:
         self.clock = clock
         self._chance = random.Random(seed)
         self.entrance = Entrance(options.listen, self, server_tls)
-        self._readers = ServedLog(options.dir, disk)
-        self._clients = ServedClients(self.entrance.wires, self.spawn, self._readers.executor)
-        self._joining = False
+        self.readers = ServedLog(options.dir, disk)
+        self._clients = ServedClients(self.entrance.wires, self.spawn, self.readers.executor)
+        self.joins = Joins(self)
         self.orders = Orders(self)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -196,11 +188,11 @@ class GroupNode:
             lock = await asyncio.to_thread(lock_node, self.options, self.disk)
             opened.callback(lock.release)
             await asyncio.to_thread(finish_install, self.options.dir, self.disk)
-            self._state = StateFile(self.disk, group_dir(self.options.dir))
-            stored = await asyncio.to_thread(self._state.load)
+            self.state_file = StateFile(self.disk, group_dir(self.options.dir))
+            stored = await asyncio.to_thread(self.state_file.load)
             if stored is None:
                 stored = Stored(group="", node=new_node_id())
-                await asyncio.to_thread(self._state.store, stored)
+                await asyncio.to_thread(self.state_file.store, stored)
             self.node = stored.node
             opened.callback(self._stop_thread)
             if stored.group:
@@ -235,7 +227,7 @@ class GroupNode:
         try:
             await asyncio.to_thread(self._opened.close)
         finally:
-            await self._readers.close()
+            await self.readers.close()
             await asyncio.sleep(0)  # the last answers
             await self.links.close()
             await self.entrance.end()
@@ -253,19 +245,19 @@ class GroupNode:
 
     async def begin(self) -> None:
         """Open the log, and start the core with what the node's file holds. Raises as `open_log`."""
-        stored = await asyncio.to_thread(self._state.load)
+        stored = await asyncio.to_thread(self.state_file.load)
         assert stored is not None and stored.group
         own = stored.config.member(stored.node) if stored.config is not None else None
         if own is not None and own.name != self.options.node:
-            raise ConfigError(option="group.node", value=self.options.node, why=_copied(own, self.options.node))
+            raise ConfigError(option="group.node", value=self.options.node, why=copied(own, self.options.node))
         log = await asyncio.to_thread(open_log, self.options, stored.group, disk=self.disk, clock=self.clock)
-        await asyncio.to_thread(self._state.store, stored)  # so that its number is this start's
+        await asyncio.to_thread(self.state_file.store, stored)  # so that its number is this start's
         self.thread = CoreThread(
             stored,
-            self._state,
+            self.state_file,
             log,
             self,
-            start=self._state.number,
+            start=self.state_file.number,
             clock=self.clock,
             chance=lambda: self._chance.randrange(1 << 16),
             loop=self._loop,
@@ -289,6 +281,7 @@ class GroupNode:
 
     def stands(self) -> None:
         """Its state, its epoch, its primary or its configuration is another one than before."""
+        self.joins.hold_again()
         self.links.settle(self.standing.config, self.node)
         self.links.hurry(self.standing.primary)
         self._tell_primary()
@@ -368,14 +361,14 @@ class GroupNode:
             self.thread.post(Came(wire.peer, packet, partial(wire.done, size)))
             return
         elif isinstance(packet, Heartbeat) and packet.full is not None:
-            self._admitted(wire.peer, packet.full)
+            self.joins.admitted(wire.peer, packet.full)
         wire.done(size)
 
     def reached(self, member: Member, hello: Hello) -> None:
         """A member answered at its address; any other process that connected as this node is a copy of it."""
         for wire in list(self.entrance.wires):
             if wire.peer == member.node and wire.purpose == VOTE and differ(wire.process, hello.process):
-                wire.end_now(_runs_already(member))
+                wire.end_now(runs_already(member))
         ahead_s = (hello.wall - self.clock.now_ms()) / 1000
         if hello.wall and abs(ahead_s) > CLOCKS_APART_S:
             logger.warning(
@@ -391,22 +384,6 @@ class GroupNode:
         if thread is not None:
             now = int(self.clock.monotonic() * 1000)
             thread.call(lambda core: core.refused(node, now))
-
-    def _admitted(self, by: NodeId, config: GroupConfig) -> None:
-        """Become a member of the group whose configuration names this node."""
-        if self._joining or self.standing.config.members or not admits(config, own=self.node, sender=by):
-            return
-        self._joining = True
-        self.spawn(self._become(Stored(group=config.group, node=self.node, config=config)))
-
-    async def _become(self, stored: Stored) -> None:
-        try:
-            await asyncio.to_thread(self._state.store, stored)
-            await self.begin()
-        except TranlogError as exc:
-            self.failed(exc)
-        else:
-            logger.info("This node was admitted. group=%s id=%s", self.options.group, stored.group)
 
     # --- whoever connects ---
 
@@ -432,7 +409,7 @@ class GroupNode:
     def take(self, wire: Wire, packet: Packet, size: int) -> None:
         """Take a packet of whoever connected."""
         if not wire.purpose:
-            self._let_in(wire, packet)
+            self.joins.let_in(wire, packet)
             wire.done(size)
         elif wire.purpose == VOTE:
             self.links.hurry(wire.peer)
@@ -447,123 +424,21 @@ class GroupNode:
             wire.done(size)
         elif isinstance(packet, DiskCall) and wire.purpose == "read":
             log = None if self.thread is None else self.thread.log.log
-            self._readers.take(wire, packet, size, self.standing.state, log)
+            self.readers.take(wire, packet, size, self.standing.state, log)
         else:
             self._clients.take(wire, packet, size, self.thread)
 
     def lost(self, wire: Wire) -> None:
         """Somebody's connection has ended."""
         self._clients.lost(wire)
-        self._readers.lost(wire)
+        self.readers.lost(wire)
         self.orders.restoring.served.pop(wire, None)
-
-    def _let_in(self, wire: Wire, packet: Packet) -> None:
-        if not isinstance(packet, Join):
-            other = f"{type(packet).__name__} instead of Join"
-            wire.end(packet.text if isinstance(packet, JoinRefused) else other)
-            return
-        why = self._join_refused(packet, wire)
-        link = self.links.links.get(packet.node) if packet.purpose == VOTE else None
-        if not why and packet.purpose == "read" and self.thread is not None:
-            self.spawn(self._let_read(wire, packet, self.thread))
-        elif not why and link is not None and link.wire is not None and differ(link.wire.process, packet.process):
-            self.spawn(self._let_again(wire, packet, link))
-        else:
-            self._answer_join(wire, packet, why)
-
-    async def _let_read(self, wire: Wire, join: Join, thread: CoreThread) -> None:
-        """Let a reader in whose last transaction this node's log goes on from, by its GTID or its event id."""
-
-        def refused(core: Core) -> str:
-            why = handshake_refused(
-                core.log,
-                source=join.node_name,
-                last=join.last,
-                may_roll_back=False,
-                force=join.force,
-                heartbeat_ms=join.heartbeat_ms,
-            )
-            return why or ""
-
-        why, after = await asyncio.wrap_future(thread.call(refused)), NO_GTID
-        if not why and join.from_event:
-            try:
-                found, part = await find_for_reader(join.from_event, thread, self._readers.executor)
-            except LogError as exc:
-                found, why = None, str(exc)
-            else:
-                why = event_missing(join.node_name, join.from_event, part.first, part.upto) if found is None else ""
-            after = found or NO_GTID
-        self._answer_join(wire, join, why, after)
-
-    async def _let_again(self, wire: Wire, join: Join, link: Link) -> None:
-        """Let a node in that another process was connected as: it has started again, unless that one still answers."""
-        there = await link.process_there()
-        self._answer_join(wire, join, _runs_already(link.member) if differ(there, join.process) else "")
-
-    def _answer_join(self, wire: Wire, join: Join, why: str, after: Gtid = NO_GTID) -> None:
-        if why:
-            wire.send(JoinRefused(text=why))
-            wire.end(why)
-            return
-        version = self.options.versions.agreed(join.versions)
-        assert version is not None
-        wire.peer, wire.purpose, wire.version, wire.process = join.node, join.purpose, version, join.process
-        if join.purpose == RESTORE:
-            self.orders.restoring.serve(wire)
-        wire.send(Welcome(first=NO_GTID, last=self.standing.last, version=version, after=after))
-
-    def _join_refused(self, join: Join, wire: Wire) -> str:
-        own, config = self.standing.config.group, self.standing.config
-        own_versions = self.options.versions
-        if own_versions.agreed(join.versions) is None:
-            return versions_differ(f"node {self.options.node}", own_versions, join.node_name, join.versions)
-        if join.purpose not in (VOTE, RESTORE, *NEEDED):
-            return f"there is no purpose {join.purpose!r}"
-        if join.heartbeat_ms <= 0:
-            return heartbeat_refused(join.node_name)
-        if join.purpose in NEEDED:
-            return self._client_refused(join, wire)
-        if why := wire.certified_otherwise(join.node_name):
-            return why
-        if own and join.group and join.group != own:
-            return f"you are of the group {join.group}, and this node is of {own}"
-        known = config.member(join.node)
-        if known is not None and known.name != join.node_name:
-            return _copied(known, join.node_name)
-        named = [one for one in config.members if one.name == join.node_name and one.node != join.node]
-        if join.node == self.node or named:
-            why = f"there is another node {join.node_name} in the group, with another id; names are unique"
-            return f"{why}; if it was wiped: tranlog group add {join.node_name} HOST:PORT --replace"
-        if join.purpose == RESTORE and config.member(join.node) is None:
-            return "only a node of the group gets this log"
-        if join.purpose == RESTORE and self.standing.state not in READABLE:
-            return f"this node is {STATE_NAMES[self.standing.state]}, and no source"
-        return ""
-
-    def _client_refused(self, join: Join, wire: Wire) -> str:
-        if sum([one.purpose in NEEDED for one in self.entrance.wires]) >= CLIENTS_MAX:
-            return f"there are {CLIENTS_MAX} clients already"
-        if wire.certified is None:
-            return ""
-        return permission_refused(self.options.clients, wire.certified[0], join.purpose)
 
     def primary(self, number: int) -> Primary:
         """Return the primary, as far as this node knows it."""
         at = self.standing
         node = self.node if at.state == PRIMARY else at.primary
         return Primary(number=number, node=node, epoch=at.epoch, config=at.config)
-
-
-def _copied(whose: Member, name: str) -> str:
-    mend = f"remove the folder {GROUP_DIR}/ in it, start {name}, and `tranlog group add {name} HOST:PORT`"
-    return f"the log directory of {name} is a copy of {whose.name}'s, with the identity of that node: {mend}"
-
-
-def _runs_already(member: Member) -> str:
-    name = member.name
-    why = f"node {name} runs already, at {member.address}; this one's log directory is a copy of its, with its identity"
-    return f"{why}: stop one of the two; a node of its own is made of a copy without the folder {GROUP_DIR}/"
 
 
 def new_node_id() -> NodeId:

@@ -56,6 +56,9 @@ UNANSWERED_MAX = 16_384
 KEPT_BYTES = 256
 """What a packet costs beside its bytes, about."""
 
+_OF_COMMITS = (Begin, Part, Commit, AskConcern, Find)
+"""Needs the permission to write: commits, and questions about them."""
+
 
 class _Open:
     def __init__(self, shard: str) -> None:
@@ -78,12 +81,14 @@ class ServedClients:
 
     def take(self, wire: Wire, packet: Packet, size: int, thread: CoreThread | None) -> None:
         """Take a packet; `thread` is None for a node that is in no group yet."""
-        if isinstance(packet, Find) and thread is not None:
-            self._spawn(self._find(wire, packet, size, thread))
-            return
         if wire not in self._clients:
             self._clients[wire] = ServedClient(wire, self._spawn, self._working)
-        self._clients[wire].take(packet, size, thread)
+        client = self._clients[wire]
+        if isinstance(packet, Find) and thread is not None and not client.refused(packet):
+            client.asked()
+            self._spawn(self._find(wire, packet, size, thread, client))
+        else:
+            client.take(packet, size, thread)
 
     def lost(self, wire: Wire) -> None:
         """A connection has ended."""
@@ -91,7 +96,7 @@ class ServedClients:
         if client is not None:
             client.lost()
 
-    async def _find(self, wire: Wire, packet: Find, size: int, thread: CoreThread) -> None:
+    async def _find(self, wire: Wire, packet: Find, size: int, thread: CoreThread, asker: ServedClient) -> None:
         """Answer a Find. What the same client may be sending over its former connections comes before it, or never."""
         for other in list(self._wires):
             client = self._clients.get(other)
@@ -100,8 +105,11 @@ class ServedClients:
             if other is not wire and (other.peer, other.purpose) == (wire.peer, wire.purpose):
                 self.lost(other)
                 other.end_now("its client has connected anew, and asks what became of a transaction")
-        wire.send(await find(packet, wire, thread, self._working))
-        wire.done(size)
+        try:
+            wire.send(await find(packet, wire, thread, self._working))
+        finally:
+            asker.answered()
+            wire.done(size)
 
 
 class ServedClient:
@@ -122,10 +130,8 @@ class ServedClient:
         if writes and self._wire.purpose == "commit" and thread is not None and self._take_large(packet, size, thread):
             return
         match packet:
-            case _ if self._unanswered >= UNANSWERED_MAX:
-                self._wire.end(f"{UNANSWERED_MAX} of its questions are not answered yet")
-            case Begin() | Part() | Commit() if self._wire.purpose != "commit":
-                self._wire.end(f"{type(packet).__name__} from a client that came to {self._wire.purpose}")
+            case _ if why := self.refused(packet):
+                self._wire.end(why)
             case Begin(number=number, shard=shard):
                 self._begin(number, shard)
             case Part(number=number, raw=raw):
@@ -147,6 +153,14 @@ class ServedClient:
             case _:
                 self._wire.end(f"{type(packet).__name__} from a client")
         self._wire.done(size)
+
+    def refused(self, packet: Packet) -> str:
+        """Return why a packet ends the connection, whatever is in it; empty where it does not."""
+        if self._unanswered >= UNANSWERED_MAX:
+            return f"{UNANSWERED_MAX} of its questions are not answered yet"
+        if isinstance(packet, _OF_COMMITS) and self._wire.purpose != "commit":
+            return f"{type(packet).__name__} from a client that came to {self._wire.purpose}"
+        return ""
 
     def _take_large(self, packet: Packet, size: int, thread: CoreThread) -> bool:
         """Take a packet of a connection's large transaction; False for every other one."""
@@ -236,8 +250,12 @@ class ServedClient:
         thread.post(Awaited(wish, thread.deadline(packet.timeout_ms), self._answer(packet.number)))
 
     def _answer(self, number: int) -> Asker:
-        self._unanswered += 1
+        self.asked()
         return _Asker(self, self._wire, number)
+
+    def asked(self) -> None:
+        """Count one more question that has no answer yet."""
+        self._unanswered += 1
 
     def answered(self) -> None:
         """Count one more answered question."""
