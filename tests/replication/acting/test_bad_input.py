@@ -16,7 +16,8 @@ from fix_live_group import LONG_S, LiveGroup, eventually, live_group, words
 from tranlog.disk import OsDisk
 from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, LogLockedError, MemberLogError, TranlogError
 from tranlog.log.writing.log import Log
-from tranlog.replication.acting.client import Satisfied, reach
+from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.connection import reach
 from tranlog.replication.acting.node import GroupNode, NodeOptions, found_group
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import Begin, Commit, CommitAnswer, Part

@@ -17,7 +17,8 @@ import pytest
 from fix_live_group import Contexts, LiveGroup, eventually, live_group, words
 from tranlog.clock import SYSTEM_CLOCK
 from tranlog.errors import GroupOrderError, HandshakeError, NoNodeError, NoPrimaryError
-from tranlog.replication.acting.client import Connection, Satisfied, reach
+from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.connection import Connection, reach
 from tranlog.replication.acting.links import Greeting, enter, greet
 from tranlog.replication.acting.remote_log import open_remote
 from tranlog.replication.rules.config import MAJORITY, ConfigId, GroupConfig, Member, NodeId

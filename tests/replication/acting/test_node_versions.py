@@ -13,7 +13,8 @@ import pytest
 
 from fix_live_group import LiveGroup, differences, events, eventually, live_group, words
 from tranlog.errors import GroupOrderError, HandshakeError
-from tranlog.replication.acting.client import RemoteGroup, Satisfied, reach
+from tranlog.replication.acting.client import RemoteGroup, Satisfied
+from tranlog.replication.acting.connection import reach
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import PROTOCOL_LOWEST, PROTOCOL_VERSION
 from tranlog.replication.rules.versions import Versions

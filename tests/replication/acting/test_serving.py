@@ -16,7 +16,8 @@ from tranlog.errors import CommitRefusedError, LogUnreadableError, NoNodeError, 
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.acting import client as client_module
 from tranlog.replication.acting import serving
-from tranlog.replication.acting.client import Answer, EventNotFound, Satisfied, reach
+from tranlog.replication.acting.client import Answer, EventNotFound, Satisfied
+from tranlog.replication.acting.connection import reach
 from tranlog.replication.acting.remote_log import open_remote
 from tranlog.replication.rules import packets
 from tranlog.replication.rules.config import MAJORITY, NodeId

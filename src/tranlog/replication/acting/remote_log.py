@@ -27,7 +27,8 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.directory import reading
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.reader import LogRange, LogReader
-from tranlog.replication.acting.client import FIND_S, SCHEME, Connection, LoopThread, addresses_of, not_known, reach
+from tranlog.replication.acting.client import FIND_S, SCHEME, LoopThread, addresses_of, not_known
+from tranlog.replication.acting.connection import Connection, reach
 from tranlog.replication.acting.links import pauses
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.config import NodeId
