@@ -216,3 +216,21 @@ def test_what_is_no_address_is_named(address: str) -> None:
 def test_what_somebody_says_is_one_line() -> None:
     assert one_line("a\nA connection was ended.\x1b[0m é") == "a?A connection was ended.?[0m é"
     assert len(one_line("x" * 100_000)) == 1_000
+
+
+def test_the_system_looks_whether_the_other_end_is_there() -> None:
+    """At both ends: whoever vanishes without a word keeps no place at a node for ever."""
+
+    async def work() -> None:
+        there = Kept()
+        async with Line(there) as line:
+            wire = await dial(line.address, Kept(), None)
+            while len(there.wires) < 2:
+                await asyncio.sleep(0.005)
+            for one in (wire, there.wires[-1]):
+                end = one._transport.get_extra_info("socket")
+                for level, option, value in transport.KEEP_ALIVE:
+                    assert end.getsockopt(level, option) == value
+            wire.cut()
+
+    play(work())

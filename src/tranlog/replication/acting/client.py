@@ -47,6 +47,10 @@ from tranlog.replication.rules.packets import (
 SCHEME = "thl://"
 FIND_S = 10.0
 """So long is a primary looked for."""
+MARGIN_S = 5.0
+"""So much later than the node should have said that the time is up, an answer is not waited for any more."""
+NEXT_S = 0.5
+"""Where a node says nothing for so long, the next one is asked for the primary, too."""
 _NUMBER = 1
 """Of the one transaction of a connection of its own."""
 _WALKED = (FOUND, NOT_THERE, MORE)
@@ -242,7 +246,7 @@ class AsyncGroup:
         begin = Begin(number=number, shard=last.shard_id)
         parts = [Part(number=number, raw=one.payload) for one in fragments]
         commit = _commit(number, last, connection.epoch, w, wtimeout)
-        answer = await self._concerned(connection, number, begin, *parts, commit)
+        answer = await self._concerned(connection, number, begin, *parts, commit, within_s=wtimeout or None)
         if isinstance(answer, FailedOver):
             return msgspec.structs.replace(answer, event_id=last.event_id, after=seen)
         return answer
@@ -263,9 +267,9 @@ class AsyncGroup:
 
     async def ask(self, gtid: Gtid, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Ask the primary whether `w` is met for a transaction; as `commit`."""
-        number = next(self._numbers)
+        number, within_s = next(self._numbers), wtimeout or None
         asked = AskConcern(number=number, gtid=gtid, w="" if w is None else w, wtimeout_ms=_ms(wtimeout))
-        return await self._concerned(await self._primary(), number, asked)
+        return await self._concerned(await self._primary(within_s), number, asked, within_s=within_s)
 
     async def find(
         self, event_id: str, *, after: Gtid | None = None, timeout: float = 10.0
@@ -280,11 +284,10 @@ class AsyncGroup:
         loop = asyncio.get_running_loop()
         until, first, certain, waits = loop.time() + timeout, None, True, pauses()
         while True:
-            connection, number = await self._primary(), next(self._numbers)
+            connection, number = await self._primary(max(until - loop.time(), 0.0), patient=True), next(self._numbers)
             left = max(until - loop.time(), 0.001)
-            told = await connection.ask(
-                number, Find(number=number, event_id=event_id, after=after, timeout_ms=max(_ms(left), 1))
-            )
+            wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=max(_ms(left), 1))
+            told = await connection.ask(number, wanted, within_s=left + MARGIN_S)
             if isinstance(told, FindAnswer) and told.kind in _WALKED:
                 first, certain = first or (None if told.first == NO_GTID else told.first), certain and told.complete
                 if told.kind != MORE:
@@ -321,15 +324,18 @@ class AsyncGroup:
             lag_ms=within_ms or 0,
             timeout_ms=max(_ms(timeout), 1),
         )
-        return isinstance(await self._concerned(await self._primary(), number, wanted), Satisfied)
+        connection = await self._primary(timeout)
+        return isinstance(await self._concerned(connection, number, wanted, within_s=timeout), Satisfied)
 
     async def primary(self) -> str:
         """Return the name of the primary. Raises NoPrimaryError."""
         connection = await self._primary()
         return (await connection.hello).node_name
 
-    async def _concerned(self, connection: Connection, number: int, *packets: Packet) -> Answer:
-        return self.answered(connection, await connection.ask(number, *packets))
+    async def _concerned(self, connection: Connection, number: int, *packets: Packet, within_s: float | None) -> Answer:
+        """Ask what the node answers within so many seconds; None: without a limit."""
+        margin = None if within_s is None else within_s + MARGIN_S
+        return self.answered(connection, await connection.ask(number, *packets, within_s=margin))
 
     def answered(self, connection: Connection, told: Packet | None) -> Answer:
         """Return an answer in the form for programs; note the GTID and the primary in it. Raises CommitRefusedError."""
@@ -353,58 +359,92 @@ class AsyncGroup:
             self._connection.retire()
         self._connection = None
 
-    async def _primary(self) -> Connection:
-        """Return a connection to the primary. Raises NoPrimaryError."""
+    async def _primary(self, within_s: float | None = None, *, patient: bool = False) -> Connection:
+        """Return a connection to the primary. Raises NoPrimaryError.
+
+        It is looked for no longer than `within_s`, about; `patient`: so long, even if that is more than `find_s`.
+        """
         if self._connection is not None and self._connection.is_open:
             return self._connection  # at once: who waits for a lock goes on in a later round of the loop, alone
-        async with self._finding:
-            if self._connection is not None and self._connection.is_open:
+        limit = self._find_s if within_s is None else within_s if patient else min(within_s, self._find_s)
+        until, troubles = asyncio.get_running_loop().time() + limit, list[str]()
+        try:
+            async with asyncio.timeout_at(until + MARGIN_S), self._finding:
+                if self._connection is None or not self._connection.is_open:
+                    self._connection = await self._search(until, troubles)
                 return self._connection
-            loop = asyncio.get_running_loop()
-            until, waits = loop.time() + self._find_s, pauses()
-            while True:
-                self._news.clear()
-                troubles: list[str] = []
-                asked: list[Connection] = []
-                try:
-                    for address in list(self._addresses):
-                        found = await self._through(address, troubles, asked)
-                        if found is not None:
-                            self._connection = found
-                            self._seen = max(self._seen, (await found.welcome).last)
-                            return found
-                    if loop.time() >= until:
-                        raise NoPrimaryError(group=self.url, why="; ".join(troubles))
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._news.wait(), min(next(waits), until - loop.time()))
-                finally:
-                    for one in asked:
-                        one.retire()
+        except TimeoutError:
+            troubles.append(f"there was no answer within {limit:g} s")
+            raise NoPrimaryError(group=self.url, why="; ".join(troubles)) from None
+
+    async def _search(self, until: float, troubles: list[str]) -> Connection:
+        """Look for the primary until a moment of the loop's clock, or once. Raises NoPrimaryError.
+
+        `troubles` is made to say why the last look found none.
+        """
+        loop, waits = asyncio.get_running_loop(), pauses()
+        while True:
+            self._news.clear()
+            troubles.clear()
+            asked: list[Connection] = []
+            try:
+                found = await self._look(troubles, asked)
+                if found is not None:
+                    self._seen = max(self._seen, (await found.welcome).last)
+                    return found
+                if loop.time() >= until:
+                    raise NoPrimaryError(group=self.url, why="; ".join(troubles))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(next(waits), until - loop.time())):
+                        await self._news.wait()
+            finally:
+                for one in asked:
+                    one.retire()
+
+    async def _look(self, troubles: list[str], asked: list[Connection]) -> Connection | None:
+        """Ask one node after the other for the primary, and the next one, too, while one gives no answer."""
+        left, looking = list(self._addresses), set[asyncio.Task[Connection | None]]()
+        try:
+            while left or looking:
+                if left:
+                    looking.add(asyncio.ensure_future(self._through(left.pop(0), troubles, asked)))
+                done, looking = await asyncio.wait(
+                    looking, timeout=NEXT_S if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                found = [connection for one in done if (connection := one.result()) is not None]
+                if found:
+                    asked[:] = [one for one in asked if one is not found[0]]
+                    return found[0]
+            return None
+        finally:
+            for one in looking:
+                one.cancel()
+            await asyncio.gather(*looking, return_exceptions=True)
 
     async def _through(self, address: str, troubles: list[str], asked: list[Connection]) -> Connection | None:
         """Return a connection to the primary that the node at an address names; None, and why, where it names none.
 
-        Connections to other nodes go to `asked`: these say when there is a primary.
+        Every connection goes to `asked`: other nodes say when there is a primary.
         """
         try:
             connection = await self._connect(address)
+            asked.append(connection)
             told = await connection.who()
             if told is None or told.node == connection.node:
                 if told is not None:
                     return connection
                 troubles.append(f"{address}: it ended the connection")
                 return None
-            asked.append(connection)
             for member in told.config.members:
                 known = self._via.get(member.name, member.address)
                 if known not in self._addresses:
                     self._addresses.append(known)
                 if member.node == told.node:
                     primary = await self._connect(known)
+                    asked.append(primary)
                     said = await primary.who()
                     if said is not None and said.node == primary.node == member.node:
                         return primary
-                    asked.append(primary)
             troubles.append(
                 f"{address}: it knows no primary" if told.node == NO_NODE else f"{address}: it names another"
             )
@@ -413,7 +453,10 @@ class AsyncGroup:
         return None
 
     async def _connect(self, address: str) -> Connection:
-        return await reach(address, name=self._name, own=self._id, purpose="commit", tls=self._tls, news=self._news)
+        tls = self._tls
+        connection = await reach(address, name=self._name, own=self._id, purpose="commit", tls=tls, news=self._news)
+        connection.watch(tls)
+        return connection
 
     async def close(self) -> None:
         """End the connection."""

@@ -1,6 +1,10 @@
-"""A client's connection to one node: questions, and their answers by number.
+"""A client's connection to one node: questions, their answers by number, and whether the node is still there.
 
-Source: docs/protocol.md, "Write concern".
+Owns how long a silent node is waited for, and that a client's own haste never ends its connection. The hard idea: a
+node that reads nothing for a while, because its disk or a follower is slow, is alive; one that is frozen or gone looks
+the same at this connection. So before a silent one is cut, the node is tried by another connection.
+
+Source: docs/protocol.md, "Who is primary", "Write concern".
 """
 
 from __future__ import annotations
@@ -8,12 +12,22 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from tranlog.errors import ConfigError, HandshakeError
 from tranlog.ids import Gtid
-from tranlog.replication.acting.links import Greeting, enter, greet
+from tranlog.replication.acting.links import Greeting, differ, enter, greet
 from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.config import NO_NODE, ConfigId, NodeId
 from tranlog.replication.rules.packets import NO_GTID, Join, Packet, Primary, Who
 from tranlog.replication.rules.versions import SPOKEN
+
+LOOK_S = 1.0
+"""So often a node that is waited for is asked for a sign of life."""
+QUIET_S = 3.0
+"""One that was not heard for so long is tried by another connection, """
+TRY_S = 2.0
+"""which it has to answer within this."""
+_ALIVE = (1 << 63) - 1
+"""The number of the questions that want nothing but a sign of life."""
 
 
 class Connection(Greeting):
@@ -30,26 +44,33 @@ class Connection(Greeting):
         self.address = ""
         self.epoch = 0
         """The reign of the primary that it was found as."""
+        self._tls: ssl.SSLContext | None = None
+        self._watches = False
+        self._watching: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Packet | None]] = {}
         self._retired = False
 
     def heard(self, wire: Wire, packet: Packet, size: int) -> None:
         wire.done(size)
-        waiting = self._waiting.pop(getattr(packet, "number", -1), None)
+        number = getattr(packet, "number", -1)
+        waiting = self._waiting.pop(number, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(packet)
-        elif isinstance(packet, Primary) and self._news is not None:
+        elif isinstance(packet, Primary) and number != _ALIVE and self._news is not None:
             self._news.set()
 
     def lost(self, wire: Wire) -> None:
         super().lost(wire)
+        if self._watching is not None:
+            self._watching.cancel()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(None)
 
     @property
     def is_open(self) -> bool:
-        return self.wire is not None and not self.wire.gone.is_set()
+        """Whether something may be asked over it."""
+        return self.wire is not None and not self.wire.gone.is_set() and not self._retired
 
     def expect(self, number: int) -> asyncio.Future[Packet | None]:
         """Wait for the answer with that number and return it; None if the connection ends before."""
@@ -57,16 +78,25 @@ class Connection(Greeting):
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         if self.wire.gone.is_set():
             waiting.set_result(None)
+        elif self._watches and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.ensure_future(self._watch(self.wire))
         return waiting
 
-    async def ask(self, number: int, *packets: Packet) -> Packet | None:
-        """Send packets, and return the answer with that number; None if the connection ends before it."""
+    async def ask(self, number: int, *packets: Packet, within_s: float | None = None) -> Packet | None:
+        """Send packets, and return the answer with that number; None if the connection ends before it.
+
+        None, too, where it does not come within so many seconds; nothing new is asked over the connection then.
+        """
         assert self.wire is not None
         waiting = self.expect(number)
         if not self.wire.send(*packets):
             self.wire.cut()
         try:
-            return await waiting
+            async with asyncio.timeout(within_s):
+                return await waiting
+        except TimeoutError:
+            self._retired = True
+            return None
         finally:
             self._waiting.pop(number, None)
             if self._retired:
@@ -91,6 +121,39 @@ class Connection(Greeting):
             return None
         self.epoch = told.epoch
         return told
+
+    def watch(self, tls: ssl.SSLContext | None) -> None:
+        """From now on, cut it where something is waited for and the node is silent. `tls`: as for `reach`."""
+        self._watches, self._tls = True, tls
+
+    async def _watch(self, wire: Wire) -> None:
+        """Ask for a sign of life while anything is waited for."""
+        loop = asyncio.get_running_loop()
+        since, asked = loop.time(), 0.0
+        while not wire.gone.is_set():
+            await asyncio.sleep(LOOK_S)
+            if not self._waiting:
+                return
+            since = max(since, wire.heard)
+            if loop.time() - since >= QUIET_S:
+                if not await self._answers_elsewhere() and wire.heard <= since:
+                    wire.why = f"it was silent for {loop.time() - since:.1f} s"
+                    wire.cut()
+                    return
+                since = loop.time()
+            if wire.heard >= asked:
+                asked = loop.time()
+                wire.send(Who(number=_ALIVE))
+
+    async def _answers_elsewhere(self) -> bool:
+        """Whether the same process answers at its address, over another connection."""
+        try:
+            async with asyncio.timeout(TRY_S):
+                wire, hello = await greet(self.address, Greeting(), self._tls)
+        except (OSError, HandshakeError, ConfigError):
+            return False
+        wire.cut()
+        return hello.node == self.node and not differ((await self.hello).process, hello.process)
 
 
 async def reach(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from typing import Protocol, cast
 
@@ -41,6 +42,16 @@ UNSENT_MAX = 16 << 20
 """While so many bytes wait for the other end, nothing more is sent to it."""
 _CLOSED = "it was closed"
 _LINE_MAX = 1_000
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
+)
+"""How the system finds that the other end has vanished. The last one, in ms, is long: it also ends a connection whose
+other end reads nothing, and a node reads nothing from a client while its disk or a follower is slow.
+"""
 _TLS_HANDSHAKE = 22
 """The first byte of whoever begins with TLS."""
 
@@ -173,6 +184,8 @@ class Wire(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; the first frame must come soon."""
         self._transport = cast(asyncio.Transport, transport)
+        for level, option, value in KEEP_ALIVE:
+            transport.get_extra_info("socket").setsockopt(level, option, value)
         loop = asyncio.get_running_loop()
         self.heard = loop.time()
         self._late = loop.call_later(FIRST_WITHIN_S, self.end_now, f"no packet came within {FIRST_WITHIN_S} s")
