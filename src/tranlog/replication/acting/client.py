@@ -246,7 +246,11 @@ class AsyncGroup:
         begin = Begin(number=number, shard=last.shard_id)
         parts = [Part(number=number, raw=one.payload) for one in fragments]
         commit = _commit(number, last, connection.epoch, w, wtimeout)
-        answer = await self._concerned(connection, number, begin, *parts, commit, within_s=wtimeout or None)
+        try:
+            told = await connection.ask(number, begin, *parts, commit, within_s=_with_margin(wtimeout or None))
+        except TimeoutError:
+            raise CommitRefusedError(why="wtimeout was over before the primary had room for it") from None
+        answer = self.answered(connection, told)
         if isinstance(answer, FailedOver):
             return msgspec.structs.replace(answer, event_id=last.event_id, after=seen)
         return answer
@@ -269,7 +273,8 @@ class AsyncGroup:
         """Ask the primary whether `w` is met for a transaction; as `commit`."""
         number, within_s = next(self._numbers), wtimeout or None
         asked = AskConcern(number=number, gtid=gtid, w="" if w is None else w, wtimeout_ms=_ms(wtimeout))
-        return await self._concerned(await self._primary(within_s), number, asked, within_s=within_s)
+        connection = await self._primary(within_s)
+        return self.answered(connection, await _asked(connection, number, asked, within_s))
 
     async def find(
         self, event_id: str, *, after: Gtid | None = None, timeout: float = 10.0
@@ -287,7 +292,7 @@ class AsyncGroup:
             connection, number = await self._primary(max(until - loop.time(), 0.0), patient=True), next(self._numbers)
             left = max(until - loop.time(), 0.001)
             wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=max(_ms(left), 1))
-            told = await connection.ask(number, wanted, within_s=left + MARGIN_S)
+            told = await _asked(connection, number, wanted, left)
             if isinstance(told, FindAnswer) and told.kind in _WALKED:
                 first, certain = first or (None if told.first == NO_GTID else told.first), certain and told.complete
                 if told.kind != MORE:
@@ -325,17 +330,12 @@ class AsyncGroup:
             timeout_ms=max(_ms(timeout), 1),
         )
         connection = await self._primary(timeout)
-        return isinstance(await self._concerned(connection, number, wanted, within_s=timeout), Satisfied)
+        return isinstance(self.answered(connection, await _asked(connection, number, wanted, timeout)), Satisfied)
 
     async def primary(self) -> str:
         """Return the name of the primary. Raises NoPrimaryError."""
         connection = await self._primary()
         return (await connection.hello).node_name
-
-    async def _concerned(self, connection: Connection, number: int, *packets: Packet, within_s: float | None) -> Answer:
-        """Ask what the node answers within so many seconds; None: without a limit."""
-        margin = None if within_s is None else within_s + MARGIN_S
-        return self.answered(connection, await connection.ask(number, *packets, within_s=margin))
 
     def answered(self, connection: Connection, told: Packet | None) -> Answer:
         """Return an answer in the form for programs; note the GTID and the primary in it. Raises CommitRefusedError."""
@@ -549,6 +549,18 @@ class AsyncRemoteTransaction:
 
 def _ms(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * 1000)
+
+
+def _with_margin(within_s: float | None) -> float | None:
+    return None if within_s is None else within_s + MARGIN_S
+
+
+async def _asked(connection: Connection, number: int, question: Packet, within_s: float | None) -> Packet | None:
+    """Return what a node answers that has so many seconds for it, and None where it does not; None: without a limit."""
+    try:
+        return await connection.ask(number, question, within_s=_with_margin(within_s))
+    except TimeoutError:
+        return None
 
 
 class LoopThread:

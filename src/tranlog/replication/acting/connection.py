@@ -26,6 +26,10 @@ QUIET_S = 3.0
 """One that was not heard for so long is tried by another connection, """
 TRY_S = 2.0
 """which it has to answer within this."""
+ASKED_MAX = 8_192
+"""So many questions and commits wait for a node at once, the others here: it ends a connection with many more."""
+_AT_ONCE = 3
+"""So many packets are sent without a look at what waits to be sent: those of nearly every transaction."""
 _ALIVE = (1 << 63) - 1
 """The number of the questions that want nothing but a sign of life."""
 
@@ -49,6 +53,8 @@ class Connection(Greeting):
         self._watching: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Packet | None]] = {}
         self._retired = False
+        self._room = asyncio.Semaphore(ASKED_MAX)
+        self._sending = asyncio.Lock()
 
     def heard(self, wire: Wire, packet: Packet, size: int) -> None:
         wire.done(size)
@@ -85,20 +91,37 @@ class Connection(Greeting):
     async def ask(self, number: int, *packets: Packet, within_s: float | None = None) -> Packet | None:
         """Send packets, and return the answer with that number; None if the connection ends before it.
 
-        None, too, where it does not come within so many seconds; nothing new is asked over the connection then.
+        None, too, where for so many seconds nothing could be sent or, after that, no answer came; nothing new is asked
+        over the connection then. Raises TimeoutError where this is so before anything was sent.
         """
-        assert self.wire is not None
-        waiting = self.expect(number)
-        if not self.wire.send(*packets):
-            self.wire.cut()
+        wire = self.wire
+        assert wire is not None
+        waiting, begun, sent = self.expect(number), False, False
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(within_s) as limit, self._room:
+                async with self._sending:  # one transaction's packets together: a node keeps those of one at a time
+                    at_once = len(packets) <= _AT_ONCE
+                    for lot in [packets] if at_once else [(packet,) for packet in packets]:
+                        await wire.drained()
+                        begun = True
+                        wire.send(*lot)  # False where the connection has ended, as `waiting` says
+                        _begin_again(limit, within_s)
+                    sent = True
+                if within_s is not None:
+                    await wire.drained()
+                    _begin_again(limit, within_s)
                 return await waiting
         except TimeoutError:
+            if not begun:
+                raise
+            if waiting.done() and not waiting.cancelled():
+                return waiting.result()  # in the last moment
             self._retired = True
             return None
         finally:
             self._waiting.pop(number, None)
+            if begun and not sent:
+                self._retired = True  # the node has the beginning of a transaction
             if self._retired:
                 self.retire()
 
@@ -154,6 +177,11 @@ class Connection(Greeting):
             return False
         wire.cut()
         return hello.node == self.node and not differ((await self.hello).process, hello.process)
+
+
+def _begin_again(limit: asyncio.Timeout, within_s: float | None) -> None:
+    if within_s is not None:
+        limit.reschedule(asyncio.get_running_loop().time() + within_s)
 
 
 async def reach(
