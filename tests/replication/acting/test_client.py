@@ -6,17 +6,20 @@ docs/replication.md, "Committing from Python".
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
 
 from fix_live_group import events, live_group, words
 from tranlog.errors import CommitRefusedError
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.acting import client as client_module
 from tranlog.replication.acting import connection as connection_module
 from tranlog.replication.acting import serving
-from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.client import PART_BYTES_MAX, WHOLE_BYTES_MAX, AsyncGroup, Satisfied, TimedOut
 from tranlog.replication.acting.transport import UNSENT_MAX
+from tranlog.service.group_client import connect_async
 
 
 @pytest.mark.long
@@ -104,3 +107,86 @@ def test_who_is_cancelled_in_the_midst_leaves_no_beginning(tmp_path: Path) -> No
 
         group.run(play())
     assert sorted(events(tmp_path / "a")) == ["first", "other", "small"]
+
+
+@pytest.mark.long
+def test_what_no_node_takes_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    """Before a byte of it is sent; the largest change that fits is taken."""
+    with live_group(tmp_path, "a") as group:
+
+        async def play() -> None:
+            async with group.async_client() as client:
+                other = asyncio.ensure_future(client.commit(words("other"), w=1, event_id="other"))
+                too_large = words("x" * (PART_BYTES_MAX + 1))
+                with pytest.raises(CommitRefusedError, match=f"and a packet takes {PART_BYTES_MAX}"):
+                    await client.commit(too_large, w=1)
+                async with await client.begin(event_id="large") as large:
+                    await large.add(words("x"))
+                    with pytest.raises(CommitRefusedError, match=f"and a packet takes {PART_BYTES_MAX}"):
+                        await large.add(too_large)
+                with pytest.raises(CommitRefusedError, match="its event id has more than 65535 bytes"):
+                    await client.commit(words("x"), event_id="x" * 65_536)
+                assert isinstance(await client.commit(words("x" * (PART_BYTES_MAX - 500)), event_id="y"), Satisfied)
+                assert isinstance(await other, Satisfied)
+
+        group.run(play())
+    assert events(tmp_path / "a") == ["other", "y"]
+
+
+@pytest.mark.long
+def test_what_is_too_large_for_a_nodes_memory_goes_by_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WHOLE_BYTES_MAX + PART_BYTES_MAX < serving.OPEN_BYTES_MAX
+    monkeypatch.setattr(serving, "OPEN_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr(client_module, "WHOLE_BYTES_MAX", 2 << 20)
+    with live_group(tmp_path, "a") as group, group.client() as client:
+        parts = [one for _ in range(12) for one in words("x" * 1_000_000)]
+        answer = client.commit(parts, w=1, wtimeout=60.0, event_id="large")
+        assert isinstance(answer, Satisfied)
+        assert client.find("large") == client_module.EventFound(answer.gtid)
+    assert events(tmp_path / "a") == ["large"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "why"),
+    [
+        (lambda client: client.commit(words("x"), w=True), TypeError, "w is a number of nodes"),
+        (lambda client: client.commit(words("x"), w=2.0), TypeError, "w is a number of nodes"),
+        (lambda client: client.commit(words("x"), w=-1), ValueError, "w is 0 to 50 nodes, not -1"),
+        (lambda client: client.commit(words("x"), w=1 << 70), ValueError, "w is 0 to 50 nodes"),
+        (lambda client: client.commit(words("x"), wtimeout=-0.01), ValueError, "wtimeout is 0 to"),
+        (lambda client: client.commit(words("x"), wtimeout=float("nan")), ValueError, "wtimeout is 0 to"),
+        (lambda client: client.commit(words("x"), wtimeout=float("inf")), ValueError, "wtimeout is 0 to"),
+        (lambda client: client.commit(words("x"), wtimeout="1"), TypeError, "wtimeout is a number of seconds"),
+        (lambda client: client.commit(words("x"), event_id=7), TypeError, "event_id is of the type str, not 7"),
+        (lambda client: client.begin(event_id=7), TypeError, "event_id is of the type str, not 7"),
+        (lambda client: client.ask((1, 2)), TypeError, "gtid is of the type Gtid"),
+        (lambda client: client.ask(Gtid(Epoch(1), Seqno(1)), w=True), TypeError, "w is a number of nodes"),
+        (lambda client: client.find(7), TypeError, "event_id is of the type str"),
+        (lambda client: client.find("x", after=7), TypeError, "after is of the type Gtid"),
+        (lambda client: client.find("x", timeout=-1), ValueError, "timeout is 0 to"),
+        (lambda client: client.wait(at_least=7), TypeError, "at_least is of the type Gtid"),
+        (lambda client: client.wait(within_ms=-1), ValueError, "within_ms is a number of milliseconds"),
+        (lambda client: client.wait(within_ms=0.5), TypeError, "within_ms is of the type int"),
+        (lambda client: client.wait(latest=True, timeout=-1), ValueError, "timeout is 0 to"),
+    ],
+)
+def test_what_no_node_could_read_is_refused_here(
+    call: Callable[[AsyncGroup], Coroutine[None, None, object]], error: type[Exception], why: str
+) -> None:
+    """It would end the connection of all tasks. Nobody listens there: nothing is sent."""
+
+    async def play() -> None:
+        async with connect_async("thl://127.0.0.1:1", find_s=0.0) as client:
+            with pytest.raises(error, match=why):
+                await call(client)
+
+    asyncio.run(play())
+
+
+@pytest.mark.long
+def test_the_shortest_time_is_no_endless_one(tmp_path: Path) -> None:
+    with live_group(tmp_path, "ab") as group, group.client() as client:
+        answer = client.commit(words("x"), w=2, wtimeout=60.0, event_id="x")
+        assert isinstance(answer, Satisfied)
+        never = Gtid(answer.gtid.epoch, Seqno(answer.gtid.seqno + 1_000))
+        assert isinstance(client.ask(never, w=2, wtimeout=0.0001), TimedOut)

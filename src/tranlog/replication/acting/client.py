@@ -15,7 +15,7 @@ import itertools
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
@@ -28,10 +28,12 @@ from tranlog.replication.acting.connection import Connection, reach
 from tranlog.replication.acting.core_thread import REFUSED
 from tranlog.replication.acting.links import pauses
 from tranlog.replication.rules import concern
-from tranlog.replication.rules.config import NO_NODE, NodeId
+from tranlog.replication.rules.config import NO_NODE, NODES_MAX, NodeId
 from tranlog.replication.rules.finding import FOUND, MORE, NOT_THERE
 from tranlog.replication.rules.packets import (
+    CONTROL_BYTES_MAX,
     NO_GTID,
+    RAW_BYTES_MAX,
     AskConcern,
     Begin,
     Commit,
@@ -51,6 +53,15 @@ MARGIN_S = 5.0
 """So much later than the node should have said that the time is up, an answer is not waited for any more."""
 NEXT_S = 0.5
 """Where a node says nothing for so long, the next one is asked for the primary, too."""
+PART_BYTES_MAX = RAW_BYTES_MAX + CONTROL_BYTES_MAX - 1_024
+"""A fragment of so many bytes is a packet; what is larger no node takes."""
+CHANGE_BYTES_MAX = 4_000_000
+"""A change of so many bytes fits whatever stands in front of it."""
+WHOLE_BYTES_MAX = 48 << 20
+"""A transaction with more bytes is sent as those of `begin`: a node takes no more than 64 MiB into its memory."""
+TIME_MAX_S = 1e12
+TEXT_BYTES_MAX = 65_535
+"""So long is an event id in a record at most."""
 _NUMBER = 1
 """Of the one transaction of a connection of its own."""
 _WALKED = (FOUND, NOT_THERE, MORE)
@@ -170,15 +181,64 @@ def not_known(told: NotKnown) -> str:
     return f"the node does not know packets of kind {told.kind}: update it"
 
 
-def _commit(
-    number: int, last: Fragment, epoch: int, w: int | str | None, wtimeout: float | None, *, shard: str = ""
-) -> Commit:
+class _Wish(msgspec.Struct, frozen=True):
+    """A write concern as a packet has it. `within_s`: None for no limit that the client knows."""
+
+    w: int | str
+    wtimeout_ms: int
+    within_s: float | None
+
+
+def _wish(w: int | str | None, wtimeout: float | None) -> _Wish:
+    """Return the write concern that a program gives. Raises TypeError, ValueError for what no node understands."""
+    if w is not None and (isinstance(w, bool) or not isinstance(w, int | str)):
+        raise TypeError(f'w is a number of nodes, "majority" or the name of a tag rule, not {w!r}')
+    if isinstance(w, int) and not 0 <= w <= NODES_MAX:
+        raise ValueError(f"w is 0 to {NODES_MAX} nodes, not {w}")
+    ms = 0 if wtimeout is None else _ms("wtimeout", wtimeout)
+    return _Wish("" if w is None else w, ms, wtimeout or None)
+
+
+def _ms(name: str, seconds: float) -> int:
+    """Return seconds as the ms of a packet, where only 0 is 0. Raises TypeError, ValueError for what is no time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
+    if not 0 <= seconds <= TIME_MAX_S:
+        raise ValueError(f"{name} is 0 to {TIME_MAX_S:.0f} seconds, not {seconds}")
+    return max(round(seconds * 1000), 1) if seconds else 0
+
+
+def _check(name: str, value: object, kind: type) -> None:
+    """Refuse what no node could read, before it ends a connection that others use, too. Raises TypeError."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name} is of the type {kind.__name__}, not {value!r}")
+
+
+def _check_size(fragment: Fragment) -> None:
+    """Refuse what no node takes. Raises CommitRefusedError."""
+    size = len(fragment.payload)
+    if size > PART_BYTES_MAX:
+        why = f"a change makes {size} bytes with those next to it, and a packet takes {PART_BYTES_MAX}"
+        raise CommitRefusedError(why=f"{why}; one of up to {CHANGE_BYTES_MAX} always fits")
+
+
+def _checked_event_id(event_id: str | None) -> str:
+    """Return the event id of a transaction, a new one for None. Raises TypeError, CommitRefusedError."""
+    if event_id is None:
+        return secrets.token_hex(16)
+    _check("event_id", event_id, str)
+    if len(event_id.encode()) > TEXT_BYTES_MAX:
+        raise CommitRefusedError(why=f"its event id has more than {TEXT_BYTES_MAX} bytes")
+    return event_id
+
+
+def _commit(number: int, last: Fragment, epoch: int, wish: _Wish, *, shard: str = "") -> Commit:
     """Return what commits a transaction whose last fragment this is. `shard`: where its Begin did not say it."""
     return Commit(
         number=number,
         event_id=last.event_id,
-        w="" if w is None else w,
-        wtimeout_ms=_ms(wtimeout),
+        w=wish.w,
+        wtimeout_ms=wish.wtimeout_ms,
         source_id=last.source_id,
         tstamp=last.tstamp,
         tables=last.tables,
@@ -239,15 +299,20 @@ class AsyncGroup:
         None for either means the group's default. Raises NoPrimaryError, CommitRefusedError, ValueError; nothing was
         written then.
         """
-        packing = self._pack(secrets.token_hex(16) if event_id is None else event_id)
+        wish, event_id = _wish(w, wtimeout), _checked_event_id(event_id)
+        packing = self._pack(event_id)
         fragments = [*packing.add(changes), packing.finish()]
+        for fragment in fragments:
+            _check_size(fragment)
+        if sum([len(fragment.payload) for fragment in fragments]) > WHOLE_BYTES_MAX:
+            return await self._commit_large(fragments, packing, event_id, wish)
         connection = await self._primary()
         last, number, seen = fragments[-1], next(self._numbers), self._seen
         begin = Begin(number=number, shard=last.shard_id)
         parts = [Part(number=number, raw=one.payload) for one in fragments]
-        commit = _commit(number, last, connection.epoch, w, wtimeout)
+        commit = _commit(number, last, connection.epoch, wish)
         try:
-            told = await connection.ask(number, begin, *parts, commit, within_s=_with_margin(wtimeout or None))
+            told = await connection.ask(number, begin, *parts, commit, within_s=_with_margin(wish.within_s))
         except TimeoutError:
             raise CommitRefusedError(why="wtimeout was over before the primary had room for it") from None
         answer = self.answered(connection, told)
@@ -260,8 +325,10 @@ class AsyncGroup:
 
         Raises NoPrimaryError, ValueError.
         """
-        event_id = secrets.token_hex(16) if event_id is None else event_id
-        packing = self._pack(event_id)
+        event_id = _checked_event_id(event_id)
+        return await self._begin(self._pack(event_id), event_id)
+
+    async def _begin(self, packing: Packing, event_id: str) -> AsyncRemoteTransaction:
         found = await self._primary()
         try:
             connection = await self._connect(found.address)
@@ -269,12 +336,25 @@ class AsyncGroup:
             raise NoPrimaryError(group=self.url, why=f"{found.address}: {exc}") from exc
         return AsyncRemoteTransaction(self, connection, packing, event_id, found.epoch)
 
+    async def _commit_large(
+        self, fragments: Sequence[Fragment], packing: Packing, event_id: str, wish: _Wish
+    ) -> Answer:
+        """As `commit`, by a connection of its own, and through the primary's disk."""
+        async with await self._begin(packing, event_id) as transaction:
+            try:
+                for fragment in fragments:
+                    await transaction.send(fragment)
+            except NotPrimaryError:
+                return NotPrimary(gtid=None)
+            return await transaction.end(fragments[-1], wish)
+
     async def ask(self, gtid: Gtid, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Ask the primary whether `w` is met for a transaction; as `commit`."""
-        number, within_s = next(self._numbers), wtimeout or None
-        asked = AskConcern(number=number, gtid=gtid, w="" if w is None else w, wtimeout_ms=_ms(wtimeout))
-        connection = await self._primary(within_s)
-        return self.answered(connection, await _asked(connection, number, asked, within_s))
+        wish, number = _wish(w, wtimeout), next(self._numbers)
+        _check("gtid", gtid, Gtid)
+        asked = AskConcern(number=number, gtid=gtid, w=wish.w, wtimeout_ms=wish.wtimeout_ms)
+        connection = await self._primary(wish.within_s)
+        return self.answered(connection, await _asked(connection, number, asked, wish.within_s))
 
     async def find(
         self, event_id: str, *, after: Gtid | None = None, timeout: float = 10.0
@@ -286,12 +366,16 @@ class AsyncGroup:
         process of this program may still be sending it. Raises NoPrimaryError if no primary answers within `timeout`
         seconds, CommitRefusedError if its log cannot be read.
         """
+        _ms("timeout", timeout)
+        _check("event_id", event_id, str)
+        if after is not None:
+            _check("after", after, Gtid)
         loop = asyncio.get_running_loop()
         until, first, certain, waits = loop.time() + timeout, None, True, pauses()
         while True:
             connection, number = await self._primary(max(until - loop.time(), 0.0), patient=True), next(self._numbers)
             left = max(until - loop.time(), 0.001)
-            wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=max(_ms(left), 1))
+            wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=_ms("timeout", left))
             told = await _asked(connection, number, wanted, left)
             if isinstance(told, FindAnswer) and told.kind in _WALKED:
                 first, certain = first or (None if told.first == NO_GTID else told.first), certain and told.complete
@@ -321,16 +405,21 @@ class AsyncGroup:
         """
         if [at_least is not None, within_ms is not None, latest].count(True) != 1:
             raise ValueError("wait takes one of at_least, within_ms and latest")
+        for name, value, wanted in (("at_least", at_least, Gtid), ("within_ms", within_ms, int)):
+            if value is not None:
+                _check(name, value, wanted)
+        if not 0 <= (within_ms or 0) < 1 << 63:
+            raise ValueError(f"within_ms is a number of milliseconds, not {within_ms}")
         number, kind = next(self._numbers), "latest" if latest else "within" if at_least is None else "at_least"
-        wanted = WaitConsistent(
+        question = WaitConsistent(
             number=number,
             kind=kind,
             gtid=at_least or NO_GTID,
             lag_ms=within_ms or 0,
-            timeout_ms=max(_ms(timeout), 1),
+            timeout_ms=max(_ms("timeout", timeout), 1),
         )
         connection = await self._primary(timeout)
-        return isinstance(self.answered(connection, await _asked(connection, number, wanted, timeout)), Satisfied)
+        return isinstance(self.answered(connection, await _asked(connection, number, question, timeout)), Satisfied)
 
     async def primary(self) -> str:
         """Return the name of the primary. Raises NoPrimaryError."""
@@ -501,6 +590,11 @@ class AsyncRemoteTransaction:
         """For `add`: send a fragment. Raises as that."""
         wire = self._connection.wire
         assert wire is not None
+        try:
+            _check_size(fragment)
+        except CommitRefusedError:
+            await self.abort()
+            raise
         await wire.drained()
         if self._told.done():
             told = self._told.result()
@@ -518,9 +612,13 @@ class AsyncRemoteTransaction:
 
     async def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Commit it; as `AsyncGroup.commit`. Raises as `add`, too."""
-        last, seen = self.packing.finish(), self._group.seen
+        wish, last = _wish(w, wtimeout), self.packing.finish()
         await self.send(last)
-        commit = _commit(_NUMBER, last, self._epoch, w, wtimeout, shard=last.shard_id)
+        return await self.end(last, wish)
+
+    async def end(self, last: Fragment, wish: _Wish) -> Answer:
+        """For `commit`: commit what was sent up to the last fragment."""
+        commit, seen = _commit(_NUMBER, last, self._epoch, wish, shard=last.shard_id), self._group.seen
         wire = self._connection.wire
         try:
             if wire is None or not wire.send(commit):
@@ -545,10 +643,6 @@ class AsyncRemoteTransaction:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.abort()
-
-
-def _ms(seconds: float | None) -> int:
-    return 0 if seconds is None else round(seconds * 1000)
 
 
 def _with_margin(within_s: float | None) -> float | None:
