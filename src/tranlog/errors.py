@@ -836,12 +836,16 @@ class HandshakeError(ReplicationError):
 
 
 class NoPrimaryError(ReplicationError):
-    """No node that could be reached knows a primary; nothing was sent. `group`: where it was looked for."""
+    """No node that could be reached knows a primary. `group`: where it was looked for.
+
+    `known`: what is known of the transaction that was sent, or asked about.
+    """
 
     group: str
     why: str
+    known: str = "Nothing was written"
 
-    template = "no primary of {group} was found: {why}. Nothing was written. See `tranlog group status`"
+    template = "no primary of {group} was found: {why}. {known}. See `tranlog group status`"
 
 
 class NoNodeError(ReplicationError):
@@ -854,11 +858,12 @@ class NoNodeError(ReplicationError):
 
 
 class CommitRefusedError(ReplicationError):
-    """A transaction, or a question, that the group refuses; nothing was written."""
+    """A transaction, or a question, that the group refuses. `known`: as in NoPrimaryError."""
 
     why: str
+    known: str = "Nothing was written"
 
-    template = "the group refused it: {why}. Nothing was written. Correct it, or see `tranlog group status`"
+    template = "the group refused it: {why}. {known}. Correct it, or see `tranlog group status`"
 
 
 class GroupOrderError(ReplicationError):

@@ -12,8 +12,9 @@ import pytest
 from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
 from tranlog.disk import OsDisk, OsFile
 from tranlog.errors import CommitRefusedError, NoPrimaryError
-from tranlog.ids import Gtid
-from tranlog.replication.acting.client import EventFound, EventNotFound, FailedOver, NotPrimary, Satisfied
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.replication.acting.client import EventFound, EventNotFound, FailedOver, NotPrimary, Satisfied, TimedOut
+from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules import finding
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.packets import NO_GTID, CommitAnswer, Packet
@@ -92,8 +93,12 @@ def test_what_was_committed_is_found_and_what_was_not_is_not_there(tmp_path: Pat
         assert told == EventNotFound(first=answers[10], certain=True)
         alone = next(iter(group.nodes))
         group.stop(next(name for name in group.nodes if name != alone))
-        with group.client(find_s=0.1) as other, pytest.raises(NoPrimaryError):
-            other.find("e3", timeout=0.2)
+        with group.client(find_s=0.1) as other:
+            with pytest.raises(
+                NoPrimaryError, match="What became of the transaction in question is not known"
+            ) as caught:
+                other.find("e3", timeout=0.2)
+            assert "Nothing was written" not in str(caught.value)
 
 
 @pytest.mark.long
@@ -263,3 +268,31 @@ def test_not_there_stays_true_though_the_commit_waits_at_the_primary(tmp_path: P
             disk.free.set()
         group.close()
     assert "lost" not in events(tmp_path / primary) and "last" in events(tmp_path / primary)
+
+
+@pytest.mark.long
+def test_a_question_about_what_no_log_has_misleads_no_search(tmp_path: Path) -> None:
+    """docs/protocol.md, "Looking for a transaction": `after` is what some log had when the commit was sent."""
+    with live_group(tmp_path, "a") as group:
+
+        async def play() -> None:
+            async with group.async_client() as client:
+                first = await client.commit(words("x"), w=1, event_id="x")
+                assert isinstance(first, Satisfied)
+                assert isinstance(await client.ask(Gtid(Epoch(7), Seqno(1_000)), w=1, wtimeout=0.1), TimedOut)
+                connection = client._connection
+                assert connection is not None and connection.wire is not None
+                heard, wire = connection.heard, connection.wire
+
+                def cut(at: Wire, packet: Packet, size: int) -> None:
+                    if isinstance(packet, CommitAnswer):
+                        wire.cut()
+                    else:
+                        heard(at, packet, size)
+
+                connection.heard = cut  # type: ignore[method-assign]
+                lost = await client.commit(words("y"), w=1, event_id="y")
+                assert isinstance(lost, FailedOver) and lost.after == first.gtid
+                assert isinstance(await client.find("y", after=lost.after, timeout=LONG_S), EventFound)
+
+        group.run(play())

@@ -62,6 +62,9 @@ WHOLE_BYTES_MAX = 48 << 20
 TIME_MAX_S = 1e12
 TEXT_BYTES_MAX = 65_535
 """So long is an event id in a record at most."""
+NOTHING_WRITTEN = "Nothing was written"
+NOTHING_KNOWN = "What became of the transaction in question is not known"
+"""What the errors of commits, and those of questions, say of the transaction."""
 _NUMBER = 1
 """Of the one transaction of a connection of its own."""
 _WALKED = (FOUND, NOT_THERE, MORE)
@@ -167,10 +170,11 @@ _KINDS: Mapping[str, type[Answer]] = {
 }
 
 
-def _answer(told: CommitAnswer) -> Answer:
-    """Return an answer as a program has it. Raises CommitRefusedError."""
+def _answer(told: CommitAnswer, *, commit: bool) -> Answer:
+    """Return an answer as a program has it; `commit`: to a commit. Raises CommitRefusedError."""
     if told.kind == REFUSED:
-        raise CommitRefusedError(why=told.text)
+        known = NOTHING_WRITTEN if commit and told.gtid == NO_GTID else NOTHING_KNOWN
+        raise CommitRefusedError(why=told.text, known=known)
     gtid = None if told.gtid == NO_GTID else told.gtid
     kind = FailedOver if told.kind == concern.NOT_PRIMARY and gtid is not None else _KINDS[told.kind]
     return kind(gtid=gtid, written_to=told.written_to, waited_s=told.waited_ms / 1000, primary=told.primary)
@@ -315,7 +319,7 @@ class AsyncGroup:
             told = await connection.ask(number, begin, *parts, commit, within_s=_with_margin(wish.within_s))
         except TimeoutError:
             raise CommitRefusedError(why="wtimeout was over before the primary had room for it") from None
-        answer = self.answered(connection, told)
+        answer = self.answered(connection, told, commit=True)
         if isinstance(answer, FailedOver):
             return msgspec.structs.replace(answer, event_id=last.event_id, after=seen)
         return answer
@@ -353,7 +357,7 @@ class AsyncGroup:
         wish, number = _wish(w, wtimeout), next(self._numbers)
         _check("gtid", gtid, Gtid)
         asked = AskConcern(number=number, gtid=gtid, w=wish.w, wtimeout_ms=wish.wtimeout_ms)
-        connection = await self._primary(wish.within_s)
+        connection = await self._primary(wish.within_s, question=True)
         return self.answered(connection, await _asked(connection, number, asked, wish.within_s))
 
     async def find(
@@ -373,7 +377,8 @@ class AsyncGroup:
         loop = asyncio.get_running_loop()
         until, first, certain, waits = loop.time() + timeout, None, True, pauses()
         while True:
-            connection, number = await self._primary(max(until - loop.time(), 0.0), patient=True), next(self._numbers)
+            connection = await self._primary(max(until - loop.time(), 0.0), question=True, patient=True)
+            number = next(self._numbers)
             left = max(until - loop.time(), 0.001)
             wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=_ms("timeout", left))
             told = await _asked(connection, number, wanted, left)
@@ -384,14 +389,14 @@ class AsyncGroup:
                 after = told.upto
                 continue
             if isinstance(told, FindAnswer) and told.kind == REFUSED:
-                raise CommitRefusedError(why=told.text)
+                raise CommitRefusedError(why=told.text, known=NOTHING_KNOWN)
             if isinstance(told, NotKnown):
-                raise CommitRefusedError(why=not_known(told))
+                raise CommitRefusedError(why=not_known(told), known=NOTHING_KNOWN)
             if self._connection is connection:
                 self._forget()
             if loop.time() >= until:
                 why = f"none that a majority confirmed said within {timeout:g} s whether it has {event_id!r}"
-                raise NoPrimaryError(group=self.url, why=why)
+                raise NoPrimaryError(group=self.url, why=why, known=NOTHING_KNOWN)
             await asyncio.sleep(min(next(waits), until - loop.time()))
 
     async def wait(
@@ -418,7 +423,7 @@ class AsyncGroup:
             lag_ms=within_ms or 0,
             timeout_ms=max(_ms("timeout", timeout), 1),
         )
-        connection = await self._primary(timeout)
+        connection = await self._primary(timeout, question=True)
         return isinstance(self.answered(connection, await _asked(connection, number, question, timeout)), Satisfied)
 
     async def primary(self) -> str:
@@ -426,20 +431,24 @@ class AsyncGroup:
         connection = await self._primary()
         return (await connection.hello).node_name
 
-    def answered(self, connection: Connection, told: Packet | None) -> Answer:
-        """Return an answer in the form for programs; note the GTID and the primary in it. Raises CommitRefusedError."""
+    def answered(self, connection: Connection, told: Packet | None, *, commit: bool = False) -> Answer:
+        """Return an answer in the form for programs; note the GTID and the primary in it. Raises CommitRefusedError.
+
+        `commit`: it tells the GTID of a commit. The answer to a question may repeat one that no log has.
+        """
         if isinstance(told, NotKnown):
-            raise CommitRefusedError(why=not_known(told))
+            raise CommitRefusedError(why=not_known(told), known=NOTHING_WRITTEN if commit else NOTHING_KNOWN)
         if not isinstance(told, CommitAnswer):
             return FailedOver(gtid=None)
         if told.kind in (concern.NOT_PRIMARY, concern.FAILED_OVER) and self._connection is connection:
             self._forget()
-        self._seen = max(self._seen, told.gtid)
-        return _answer(told)
+        if commit or told.kind == concern.SATISFIED:
+            self._seen = max(self._seen, told.gtid)
+        return _answer(told, commit=commit)
 
     @property
     def seen(self) -> Gtid:
-        """The greatest GTID in the primary's answers so far; `NO_GTID` before the first."""
+        """The greatest GTID that a primary's log had, as far as its answers tell; `NO_GTID` before the first."""
         return self._seen
 
     def _forget(self) -> None:
@@ -448,8 +457,10 @@ class AsyncGroup:
             self._connection.retire()
         self._connection = None
 
-    async def _primary(self, within_s: float | None = None, *, patient: bool = False) -> Connection:
-        """Return a connection to the primary. Raises NoPrimaryError.
+    async def _primary(
+        self, within_s: float | None = None, *, question: bool = False, patient: bool = False
+    ) -> Connection:
+        """Return a connection to the primary. Raises NoPrimaryError, with `question`.
 
         It is looked for no longer than `within_s`, about; `patient`: so long, even if that is more than `find_s`.
         """
@@ -461,13 +472,15 @@ class AsyncGroup:
             async with asyncio.timeout_at(until + MARGIN_S), self._finding:
                 if self._connection is None or not self._connection.is_open:
                     self._connection = await self._search(until, troubles)
-                return self._connection
+                if self._connection is not None:
+                    return self._connection
         except TimeoutError:
             troubles.append(f"there was no answer within {limit:g} s")
-            raise NoPrimaryError(group=self.url, why="; ".join(troubles)) from None
+        known = NOTHING_KNOWN if question else NOTHING_WRITTEN
+        raise NoPrimaryError(group=self.url, why="; ".join(troubles), known=known)
 
-    async def _search(self, until: float, troubles: list[str]) -> Connection:
-        """Look for the primary until a moment of the loop's clock, or once. Raises NoPrimaryError.
+    async def _search(self, until: float, troubles: list[str]) -> Connection | None:
+        """Look for the primary until a moment of the loop's clock, or once; None where there is none.
 
         `troubles` is made to say why the last look found none.
         """
@@ -482,7 +495,7 @@ class AsyncGroup:
                     self._seen = max(self._seen, (await found.welcome).last)
                     return found
                 if loop.time() >= until:
-                    raise NoPrimaryError(group=self.url, why="; ".join(troubles))
+                    return None
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(next(waits), until - loop.time())):
                         await self._news.wait()
@@ -623,7 +636,7 @@ class AsyncRemoteTransaction:
         try:
             if wire is None or not wire.send(commit):
                 raise self._lost()
-            answer = self._group.answered(self._connection, await self._told)
+            answer = self._group.answered(self._connection, await self._told, commit=True)
         finally:
             await self.abort()
         if isinstance(answer, FailedOver):
