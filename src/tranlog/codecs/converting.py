@@ -157,7 +157,9 @@ def convert(
         raise ConversionRefusedError(path=source, why=f"it is in the {codec} codec already")
     real, there = os.path.realpath(source), os.path.realpath(destination)
     if os.path.commonpath([real, there]) == real:
-        why = "it is the source itself" if real == there else f"it lies in the source, {source}; name a folder beside it"
+        why = (
+            "it is the source itself" if real == there else f"it lies in the source, {source}; name a folder beside it"
+        )
         raise ConversionTargetError(path=destination, why=why)
     origin: _Source = _TungstenSource(source, disk) if codec is Codec.TUNGSTEN else _NativeSource(source, disk)
     with closing(origin):

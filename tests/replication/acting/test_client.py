@@ -6,18 +6,29 @@ docs/replication.md, "Committing from Python".
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fix_live_group import events, live_group, words
-from tranlog.errors import CommitRefusedError
+from fix_live_group import LONG_S, events, eventually, live_group, words
+from tranlog.errors import CommitRefusedError, NoPrimaryError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.acting import client as client_module
 from tranlog.replication.acting import connection as connection_module
 from tranlog.replication.acting import serving
-from tranlog.replication.acting.client import PART_BYTES_MAX, WHOLE_BYTES_MAX, AsyncGroup, Satisfied, TimedOut
+from tranlog.replication.acting.client import (
+    PART_BYTES_MAX,
+    WHOLE_BYTES_MAX,
+    AsyncGroup,
+    FailedOver,
+    RemoteGroup,
+    Satisfied,
+    TimedOut,
+)
 from tranlog.replication.acting.transport import UNSENT_MAX
 from tranlog.service.group_client import connect_async
 
@@ -190,3 +201,71 @@ def test_the_shortest_time_is_no_endless_one(tmp_path: Path) -> None:
         assert isinstance(answer, Satisfied)
         never = Gtid(answer.gtid.epoch, Seqno(answer.gtid.seqno + 1_000))
         assert isinstance(client.ask(never, w=2, wtimeout=0.0001), TimedOut)
+
+
+@pytest.mark.long
+def test_a_client_is_closed_while_threads_commit(tmp_path: Path) -> None:
+    """Each call ends, by an answer that leaves doubt or an error of ours, however it meets the end."""
+    ends: list[object] = []
+    with live_group(tmp_path, "a") as group:
+        for at in range(8):
+            client = group.client()
+            client.commit(words("x"), w=0)
+            begun = threading.Barrier(7)
+
+            def work(client: RemoteGroup = client, begun: threading.Barrier = begun) -> None:
+                begun.wait()
+                try:
+                    while isinstance(answer := client.commit(words("x"), w=0), Satisfied):
+                        pass
+                    ends.append(answer)
+                except BaseException as exc:
+                    ends.append(exc)
+
+            threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            begun.wait()
+            time.sleep(0.01 * at)
+            client.close()
+            client.close()
+            for thread in threads:
+                thread.join(LONG_S)
+            assert len(ends) == 6 * (at + 1)
+    assert {type(one) for one in ends} <= {FailedOver, NoPrimaryError}
+    refused = [str(one) for one in ends if isinstance(one, NoPrimaryError)]
+    assert all("this client of it was closed. Nothing was written" in one for one in refused)
+
+
+@pytest.mark.long
+def test_what_waits_hears_that_its_client_is_closed(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group, group.client() as client, ThreadPoolExecutor() as threads:
+        first = client.commit(words("x"), w=1, event_id="x")
+        assert isinstance(first, Satisfied)
+        large, left = client.begin(event_id="large"), client.begin(event_id="left")
+        for one in (large, left):
+            one.add(words("x"))
+
+        async def read_nothing() -> None:
+            for one in group.nodes["a"].entrance.wires:
+                one._transport.pause_reading()
+
+        group.run(read_nothing())
+        committing = threads.submit(client.commit, words("y"), w=1, event_id="y")
+        ending = threads.submit(large.commit, w=1)
+        finding = threads.submit(client.find, "x", timeout=LONG_S)
+        waiting = threads.submit(client.wait, latest=True, timeout=LONG_S)
+        eventually(lambda: len(client._group._connection._waiting) == 3)  # type: ignore[union-attr]
+        client.close()
+        assert isinstance(committing.result(LONG_S), FailedOver)
+        assert isinstance(ending.result(LONG_S), FailedOver)
+        with pytest.raises(NoPrimaryError, match=r"was closed\. What became of the transaction in question is not"):
+            finding.result(LONG_S)
+        assert not waiting.result(LONG_S)
+        left.close()
+        with pytest.raises(NoPrimaryError, match=r"was closed\. Nothing was written"):
+            client.commit(words("z"))
+        with pytest.raises(NoPrimaryError, match=r"was closed\. Nothing was written"):
+            left.add(words("z" * (1 << 20)))
+        with pytest.raises(NoPrimaryError, match=r"was closed\. What became of the transaction in question is not"):
+            client.ask(first.gtid)

@@ -16,6 +16,7 @@ import secrets
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
@@ -65,6 +66,9 @@ TEXT_BYTES_MAX = 65_535
 NOTHING_WRITTEN = "Nothing was written"
 NOTHING_KNOWN = "What became of the transaction in question is not known"
 """What the errors of commits, and those of questions, say of the transaction."""
+END_S = 1.0
+"""So long what still waits for an answer has to notice that its client ends."""
+_ENDED = "this client of it was closed"
 _NUMBER = 1
 """Of the one transaction of a connection of its own."""
 _WALKED = (FOUND, NOT_THERE, MORE)
@@ -288,6 +292,8 @@ class AsyncGroup:
         self._seen = NO_GTID
         self._finding = asyncio.Lock()
         self._news = asyncio.Event()
+        self._open: set[Connection] = set()  # those of large transactions
+        self._ended = False
 
     async def commit(
         self,
@@ -338,6 +344,10 @@ class AsyncGroup:
             connection = await self._connect(found.address)
         except (OSError, HandshakeError) as exc:
             raise NoPrimaryError(group=self.url, why=f"{found.address}: {exc}") from exc
+        if self._ended:
+            await connection.close()
+            raise NoPrimaryError(group=self.url, why=_ENDED)
+        self._open.add(connection)
         return AsyncRemoteTransaction(self, connection, packing, event_id, found.epoch)
 
     async def _commit_large(
@@ -470,12 +480,14 @@ class AsyncGroup:
         until, troubles = asyncio.get_running_loop().time() + limit, list[str]()
         try:
             async with asyncio.timeout_at(until + MARGIN_S), self._finding:
-                if self._connection is None or not self._connection.is_open:
+                if not self._ended and (self._connection is None or not self._connection.is_open):
                     self._connection = await self._search(until, troubles)
                 if self._connection is not None:
                     return self._connection
         except TimeoutError:
             troubles.append(f"there was no answer within {limit:g} s")
+        if self._ended:
+            troubles[:] = [_ENDED]
         known = NOTHING_KNOWN if question else NOTHING_WRITTEN
         raise NoPrimaryError(group=self.url, why="; ".join(troubles), known=known)
 
@@ -491,10 +503,12 @@ class AsyncGroup:
             asked: list[Connection] = []
             try:
                 found = await self._look(troubles, asked)
-                if found is not None:
+                if found is not None and self._ended:
+                    found.retire()
+                elif found is not None:
                     self._seen = max(self._seen, (await found.welcome).last)
                     return found
-                if loop.time() >= until:
+                if loop.time() >= until or self._ended:
                     return None
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(next(waits), until - loop.time())):
@@ -565,6 +579,18 @@ class AsyncGroup:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+
+    async def end(self) -> None:
+        """As `close`, for ever: what waits hears that it ends, and nothing more is sent."""
+        self._ended = True
+        self._news.set()
+        for connection in list(self._open):
+            await connection.close()
+        await self.close()
+
+    def over(self, connection: Connection) -> None:
+        """A transaction that had this connection is over."""
+        self._open.discard(connection)
 
     async def __aenter__(self) -> Self:
         return self
@@ -649,6 +675,7 @@ class AsyncRemoteTransaction:
 
     async def abort(self) -> None:
         """Abort it; does nothing if it has ended."""
+        self._group.over(self._connection)
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -670,35 +697,62 @@ async def _asked(connection: Connection, number: int, question: Packet, within_s
         return None
 
 
+class LoopEndedError(ConnectionAbortedError):
+    """The loop has ended, or ends: what was to run there was not begun, or is not waited for."""
+
+
 class LoopThread:
     """An event loop in a thread of its own, for programs that wait. Threads: any."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="group", daemon=True)
+        self._lock = threading.Lock()
+        self._ending = False
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run work in the loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run work in the loop and return its result. Raises LoopEndedError, and as the work."""
+        with self._lock:  # so that whatever is handed over stands before the end of the loop
+            if self._ending:
+                work.close()
+                raise LoopEndedError
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except CancelledError:
+            raise LoopEndedError from None
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the last work, and end the thread. Ending twice is harmless."""
-        if not self._loop.is_closed():
-            self.run(last())
-            self.close()
+        """Run the last work, wait shortly for what it has ended, and end the thread. Ending twice is harmless."""
+        self._end(last)
 
     def close(self) -> None:
         """End the thread. Closing twice is harmless."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.run_until_complete(_let_end())
+        self._end(None)
+
+    def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        with self._lock:
+            first, self._ending = not self._ending, True
+        if first:
+            try:
+                asyncio.run_coroutine_threadsafe(_let_end(last), self._loop).result()
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        if first:
             self._loop.close()
 
 
-async def _let_end() -> None:
-    """Cancel what still runs in the loop; connections that were cut are closed by the loop's next round."""
+async def _let_end(last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    """Run the last work, and cancel what runs in the loop even then.
+
+    Connections that were cut are closed by the loop's next round.
+    """
+    if last is not None:
+        await last()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=END_S)
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -713,7 +767,13 @@ class RemoteGroup(Closing):
         """As `AsyncGroup`."""
         self._group = AsyncGroup(url, pack, **options)
         self._loop = LoopThread()
-        self._run = self._loop.run
+
+    def _run(self, work: Coroutine[Any, Any, ResultT], known: str = NOTHING_WRITTEN) -> ResultT:
+        """Run work; where the client is closed meanwhile, raise NoPrimaryError with what is known then."""
+        try:
+            return self._loop.run(work)
+        except LoopEndedError:
+            raise NoPrimaryError(group=self._group.url, why=_ENDED, known=known) from None
 
     def commit(
         self,
@@ -728,48 +788,51 @@ class RemoteGroup(Closing):
 
     def begin(self, *, event_id: str | None = None) -> RemoteTransaction:
         """As `AsyncGroup.begin`."""
-        return RemoteTransaction(self._run(self._group.begin(event_id=event_id)), self._loop)
+        return RemoteTransaction(self._run(self._group.begin(event_id=event_id)), self._run)
 
     def ask(self, gtid: Gtid, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """As `AsyncGroup.ask`."""
-        return self._run(self._group.ask(gtid, w=w, wtimeout=wtimeout))
+        return self._run(self._group.ask(gtid, w=w, wtimeout=wtimeout), NOTHING_KNOWN)
 
     def find(self, event_id: str, *, after: Gtid | None = None, timeout: float = 10.0) -> FindResult:
         """As `AsyncGroup.find`."""
-        return self._run(self._group.find(event_id, after=after, timeout=timeout))
+        return self._run(self._group.find(event_id, after=after, timeout=timeout), NOTHING_KNOWN)
 
     def wait(
         self, *, at_least: Gtid | None = None, within_ms: int | None = None, latest: bool = False, timeout: float = 10.0
     ) -> bool:
         """As `AsyncGroup.wait`."""
-        return self._run(self._group.wait(at_least=at_least, within_ms=within_ms, latest=latest, timeout=timeout))
+        waiting = self._group.wait(at_least=at_least, within_ms=within_ms, latest=latest, timeout=timeout)
+        return self._run(waiting, NOTHING_KNOWN)
 
     def primary(self) -> str:
         """As `AsyncGroup.primary`."""
         return self._run(self._group.primary())
 
     def close(self) -> None:
-        """End the connection. Closing twice is harmless."""
-        self._loop.end(self._group.close)
+        """End the connection; calls of other threads that still wait end as if it were lost. Twice is harmless."""
+        self._loop.end(self._group.end)
 
 
 class RemoteTransaction(Closing):
     """An open transaction, for other programs; as `AsyncRemoteTransaction`. Threads: one at a time."""
 
-    def __init__(self, transaction: AsyncRemoteTransaction, loop: LoopThread) -> None:
+    def __init__(self, transaction: AsyncRemoteTransaction, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         """For `RemoteGroup.begin` only."""
         self._transaction = transaction
-        self._loop = loop
+        self._run = run
 
     def add(self, changes: Iterable[Change]) -> None:
         """As `AsyncRemoteTransaction.add`."""
         for fragment in self._transaction.packing.add(changes):
-            self._loop.run(self._transaction.send(fragment))
+            self._run(self._transaction.send(fragment))
 
     def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """As `AsyncRemoteTransaction.commit`."""
-        return self._loop.run(self._transaction.commit(w=w, wtimeout=wtimeout))
+        answer: Answer = self._run(self._transaction.commit(w=w, wtimeout=wtimeout))
+        return answer
 
     def close(self) -> None:
         """Abort it; does nothing if it has ended."""
-        self._loop.run(self._transaction.abort())
+        with contextlib.suppress(NoPrimaryError):  # the group's client was closed before
+            self._run(self._transaction.abort())
