@@ -239,6 +239,14 @@ def test_identities_of_tables(
     mended(postgres_source, postgres_options_here, "tables", postgres_source_database)
 
 
+def test_a_deferrable_key_is_no_identity(
+    postgres_source: PostgresServer, postgres_source_database: str, postgres_options_here: PostgresSourceOptions
+) -> None:
+    """The server would refuse the application's UPDATE and DELETE as soon as the table is published."""
+    postgres_source.execute("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE)", database=postgres_source_database)
+    mended(postgres_source, replace(postgres_options_here, identity="key"), "tables", postgres_source_database)
+
+
 def test_who_may_read_the_tables(
     postgres_source: PostgresServer, postgres_source_database: str, postgres_options_here: PostgresSourceOptions
 ) -> None:

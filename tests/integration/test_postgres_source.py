@@ -677,6 +677,24 @@ def test_tables_whose_identity_does_not_do(server: PostgresServer, database: str
     assert follower.wait_for(1)[0].rows[0].before == (1,)
 
 
+def test_with_the_key_a_deferrable_one_is_none(
+    server: PostgresServer, database: str, follow_postgres: Follow
+) -> None:
+    """Published, the table would let the application neither UPDATE nor DELETE; it does once the statement has run."""
+    run(server, database, "CREATE TABLE late (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, a text)")
+    options = options_for(server, database, identity="key")
+    full = 'ALTER TABLE "public"."late" REPLICA IDENTITY FULL;'
+    with pytest.raises(SourceSetupError, match=re.escape(full)):
+        follow_postgres(options)
+    run(server, database, f'CREATE PUBLICATION "{options.publication_name}" FOR ALL TABLES')
+    with pytest.raises(SourceSetupError, match=re.escape(full)):
+        follow_postgres(options)
+    run(server, database, full)
+    follower = follow_postgres(options)
+    run(server, database, "INSERT INTO late VALUES (1, 'a'); UPDATE late SET id = 2; DELETE FROM late")
+    assert [row.before for row in follower.wait_for(1)[0].rows] == [None, (1, "a"), (2, "a")]
+
+
 def test_with_on_gap_stop_a_change_without_its_before_image_is_refused_by_name(
     server: PostgresServer, database: str, follow_postgres: Follow
 ) -> None:

@@ -43,7 +43,7 @@ members AS (
     SELECT oid FROM published
      UNION SELECT t.relid FROM published, LATERAL pg_partition_tree(published.oid) t WHERE published.relkind = 'p')
 SELECT n.nspname, c.relname, c.relreplident::text,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indimmediate
                   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END)
   FROM members JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
  ORDER BY n.nspname, c.relname"""
@@ -119,7 +119,8 @@ _KEY_SENT: Final = """
 SELECT c.relreplident::text, (
     SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i
       JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
-     WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END)
+     WHERE i.indrelid = c.oid AND i.indimmediate
+       AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END)
   FROM pg_class c WHERE c.oid = $1::int8::oid"""
 _FILES_NOW: Final = """
 SELECT bool_and(pg_relation_filenode(c.oid) IS NOT DISTINCT FROM c.relfilenode) FROM pg_class c
@@ -316,7 +317,7 @@ class PostgresCatalog:
             more = ', or set identity = "set", which does that, or identity = "key", which goes without'
         else:
             what = "UPDATE and DELETE would come without the row's key, or are refused by the server"
-            more = ", or give them a primary key"
+            more = ", or give them a primary key that is not DEFERRABLE"
         statements = " ".join(f"ALTER TABLE {quoted_table(*one)} REPLICA IDENTITY FULL;" for one in tables)
         raise SourceSetupError(
             why=f"the replica identity of {', '.join(quoted_table(*one) for one in tables)} does not do: {what}",
