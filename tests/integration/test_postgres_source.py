@@ -30,11 +30,13 @@ from tranlog.errors import (
     SourceUnavailableError,
     UnsupportedEventError,
 )
+from tranlog.row_blocks import decoded
 from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.postgres import PostgresSource
 from tranlog.source.postgres.position import WalPosition, parse_lsn
 from tranlog.source.postgres.stream import SlotStream
+from tranlog.source.source import SnapshotWait
 from tranlog.target.options import TargetKind, TargetOptions
 from tranlog.testing.servers import PostgresAddress, PostgresServer
 from tranlog.types import UNCHANGED
@@ -677,9 +679,7 @@ def test_tables_whose_identity_does_not_do(server: PostgresServer, database: str
     assert follower.wait_for(1)[0].rows[0].before == (1,)
 
 
-def test_with_the_key_a_deferrable_one_is_none(
-    server: PostgresServer, database: str, follow_postgres: Follow
-) -> None:
+def test_with_the_key_a_deferrable_one_is_none(server: PostgresServer, database: str, follow_postgres: Follow) -> None:
     """Published, the table would let the application neither UPDATE nor DELETE; it does once the statement has run."""
     run(server, database, "CREATE TABLE late (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, a text)")
     options = options_for(server, database, identity="key")
@@ -693,6 +693,32 @@ def test_with_the_key_a_deferrable_one_is_none(
     follower = follow_postgres(options)
     run(server, database, "INSERT INTO late VALUES (1, 'a'); UPDATE late SET id = 2; DELETE FROM late")
     assert [row.before for row in follower.wait_for(1)[0].rows] == [None, (1, "a"), (2, "a")]
+
+
+def test_with_the_key_what_an_index_includes_is_no_part_of_it(
+    server: PostgresServer, database: str, follow_postgres: Follow
+) -> None:
+    """The catalogue and the stream tell the same key, whose rows are read in its order, NULL included."""
+    run(
+        server,
+        database,
+        "CREATE TABLE t (v int, id int, PRIMARY KEY (id) INCLUDE (v))",
+        "CREATE TABLE u (v int, id int NOT NULL, w int NOT NULL); CREATE UNIQUE INDEX one ON u (w, id) INCLUDE (v)",
+        "ALTER TABLE u REPLICA IDENTITY USING INDEX one",
+        "INSERT INTO t VALUES (NULL, 1), (5, 2)",
+    )
+    options = options_for(server, database, identity="key")
+    follower = follow_postgres(options)
+    run(server, database, "UPDATE t SET id = 3 WHERE id = 2; INSERT INTO u VALUES (NULL, 1, 2)")
+    told = {row.table.table: row.table.primary_key for row in follower.wait_for(1)[0].rows}
+    found = {name: table for name, (table, _) in selected(options).items()}
+    assert told == {"t": (1,), "u": (1, 2)} == {name: table.primary_key for name, table in found.items()}
+    while isinstance(snapshot := follower.source.snapshot(), SnapshotWait):
+        time.sleep(0.01)
+    with contextlib.closing(snapshot):
+        table = snapshot.table(("public", "t"))
+        assert table is not None
+        assert list(decoded(snapshot.chunk(table, (1,), 10), table)) == [(5, 3)]
 
 
 def test_with_on_gap_stop_a_change_without_its_before_image_is_refused_by_name(

@@ -118,7 +118,7 @@ SELECT c.oid::int8 FROM pg_class c
 _KEY_SENT: Final = """
 SELECT c.relreplident::text, (
     SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i
-      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
+      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
      WHERE i.indrelid = c.oid AND i.indimmediate
        AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END)
   FROM pg_class c WHERE c.oid = $1::int8::oid"""
