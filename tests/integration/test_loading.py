@@ -39,6 +39,7 @@ from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import gtid_text
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
 from tranlog.source.postgres import PostgresSource
+from tranlog.source.postgres.snapshot import PostgresAtOnce
 from tranlog.source.source import LoadableSource, SnapshotWait, Source
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.tables import SqliteTables
@@ -583,6 +584,46 @@ def test_a_table_that_is_rewritten_after_its_snapshot_is_not_taken_for_empty(
             found = snapshot.table(("public", "kept"))
             assert found is not None
             assert list(decoded(snapshot.chunk(found, (1,), 10), found)) == [(2,)]
+
+
+@pytest.mark.integration
+def test_a_name_that_leads_to_another_table_after_the_snapshot_is_not_read(
+    postgres_source: PostgresServer, postgres_source_database: str
+) -> None:
+    """A table of that name, and of columns, is read by name: the rows would be those of what has taken its place."""
+    server, database = postgres_source, postgres_source_database
+    for table in ("t", "u", "swapped", "kept"):
+        run(server, database, f"CREATE TABLE {table} (id int PRIMARY KEY, a int, b int)")
+        run(server, database, f"INSERT INTO {table} VALUES (1, 2, 3)")
+    run(server, database, "CREATE SCHEMA one", "CREATE SCHEMA two")
+    run(
+        server,
+        database,
+        *[f"CREATE TABLE {one}.t (id int PRIMARY KEY); INSERT INTO {one}.t VALUES (1)" for one in ("one", "two")],
+    )
+    options = postgres_options(server, database, identity="set")
+    with contextlib.closing(PostgresSource(options)) as source, contextlib.closing(PostgresAtOnce(options, ())) as copy:
+        copied = {table.name: table for table in copy.tables()}
+        source.start(None)
+        while isinstance(snapshot := source.snapshot(), SnapshotWait):
+            time.sleep(0.01)
+        run(server, database, "ALTER TABLE t RENAME TO old; ALTER TABLE u RENAME TO t")
+        run(server, database, "ALTER TABLE swapped RENAME a TO c; ALTER TABLE swapped RENAME b TO a")
+        run(server, database, "ALTER TABLE swapped RENAME c TO b; ALTER TABLE kept ADD c int")
+        run(server, database, "ALTER SCHEMA one RENAME TO three; ALTER SCHEMA two RENAME TO one")
+        with contextlib.closing(snapshot):
+            for schema, name in (("public", "t"), ("public", "swapped"), ("one", "t")):
+                found = snapshot.table((schema, name))
+                assert found is not None
+                with pytest.raises(SourceUnavailableError, match="renamed"):
+                    list(snapshot.chunk(found, None, 10))
+                with pytest.raises(SourceUnavailableError, match="renamed"):
+                    list(snapshot.whole(found))
+                with pytest.raises(SourceUnavailableError, match="renamed"):
+                    list(copy.rows(copied[f"{schema}.{name}"]))
+            found = snapshot.table(("public", "kept"))
+            assert found is not None
+            assert list(decoded(snapshot.chunk(found, None, 10), found)) == [(1, 2, 3)]
 
 
 @pytest.mark.integration

@@ -126,6 +126,13 @@ _FILES_NOW: Final = """
 SELECT bool_and(pg_relation_filenode(c.oid) IS NOT DISTINCT FROM c.relfilenode) FROM pg_class c
  WHERE c.relkind = 'r' AND (c.oid = $1::int8::oid
        OR c.oid IN (SELECT relid FROM pg_partition_tree($1::int8::oid::regclass)))"""
+_NAMES_NOW: Final = """
+SELECT bool_and((pg_identify_object_as_address('pg_class'::regclass, c.oid, coalesce(a.attnum, 0))).object_names
+                IS NOT DISTINCT FROM array_remove(ARRAY[n.nspname, c.relname, a.attname]::text[], NULL))
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE c.oid = $1::int8::oid"""
+"""The function tells the names of now, the tables those of the snapshot."""
 _WAITS_FOR: Final = """
 SELECT CASE WHEN p.gid IS NOT NULL
          THEN 'prepared transaction ' || quote_literal(p.gid) || ' of ' || p.owner || ', open for '
@@ -543,10 +550,10 @@ class PostgresCatalog:
     def is_as_it_was(self, oid: int) -> bool:
         """Whether a table's rows lie where they lay at the session's snapshot: no TRUNCATE, and no ALTER, moved them.
 
-        To be asked while the session holds a lock on the table.
+        And whether its name, and those of its columns, still lead to them. To be asked while the session holds a lock
+        on what was read by this name.
         """
-        ((same,),) = self._control.rows(_FILES_NOW, (oid,))
-        return same is not False
+        return all(self._control.rows(sql, (oid,))[0][0] is not False for sql in (_FILES_NOW, _NAMES_NOW))
 
     def waits_for(self, pid: int) -> list[str]:
         """Describe the transaction that a server's process waits for; empty while it waits for none."""

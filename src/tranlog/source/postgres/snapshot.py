@@ -56,7 +56,8 @@ class PostgresSnapshot:
     """Implements `source.source.Snapshot`. `lsn`: what was committed before it is in the rows.
 
     Catalogue and rows are of the snapshot. Of a table that was emptied or rewritten after it the server would show no
-    row: then SourceUnavailableError is raised, and another snapshot has the rows.
+    row, and by a name that was given to another, the rows of that: then SourceUnavailableError is raised, and another
+    snapshot has the rows.
     """
 
     def __init__(self, options: PostgresSourceOptions, lsn: int, exported: str) -> None:

@@ -86,7 +86,7 @@ class PostgresTables:
     def check_as_it_was(self, table: TableMap) -> None:
         """Refuse a table whose rows the control's snapshot does not show any more. Raises SourceUnavailableError."""
         if not self.catalog.is_as_it_was(self.oid(table)):
-            why = f"{table.name} was emptied or rewritten after the snapshot, which does not show its rows any more"
+            why = f"{table.name} was emptied, rewritten or renamed after the snapshot, which does not show its rows now"
             raise SourceUnavailableError(where=self._options.where, why=why)
 
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
