@@ -561,6 +561,33 @@ def test_a_load_waits_for_open_transactions_and_the_stream_goes_on(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("how", ["dropped", "killed"])
+def test_a_snapshot_that_is_wanted_no_more_leaves_no_slot_behind_open_transactions(
+    postgres_source: PostgresServer, postgres_source_database: str, how: str
+) -> None:
+    """A slot that waits holds one of the server's, and VACUUM back; a capture that is killed can cancel nothing."""
+    server, database = postgres_source, postgres_source_database
+    run(server, database, "CREATE TABLE t (id int PRIMARY KEY)")
+    source = PostgresSource(postgres_options(server, database, source_id=database, identity="set"))
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() AND temporary"
+    with contextlib.closing(source), server.connect(database, autocommit=False) as idle:
+        source.start(None)
+        idle.execute("INSERT INTO t VALUES (1)")
+        while not server.execute(slots, database=database):
+            assert isinstance(source.snapshot(), SnapshotWait)
+            time.sleep(0.01)
+        if how == "killed":
+            statement = source._snapshots._asked
+            assert statement is not None
+            statement._connection.close()
+        source.drop_snapshot()
+        deadline = time.monotonic() + 10.0
+        while server.execute(slots, database=database):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.integration
 def test_a_table_that_is_rewritten_after_its_snapshot_is_not_taken_for_empty(
     postgres_source: PostgresServer, postgres_source_database: str
 ) -> None:

@@ -33,7 +33,7 @@ from tranlog.errors import (
 from tranlog.row_blocks import decoded
 from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
-from tranlog.source.postgres import PostgresSource
+from tranlog.source.postgres import PostgresSource, connection
 from tranlog.source.postgres.position import WalPosition, parse_lsn
 from tranlog.source.postgres.stream import SlotStream
 from tranlog.source.source import SnapshotWait
@@ -778,6 +778,31 @@ def test_a_slot_in_use_names_who_uses_it(server: PostgresServer, database: str, 
         follow_postgres(options, follower.event_id)
     run(server, database, "INSERT INTO t VALUES (1)")
     follower.wait_for(1)  # and was not disturbed
+
+
+def test_a_slot_waits_for_open_transactions_and_says_for_which(
+    server: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long they are: no limit of our sessions ends it; a stop does, and leaves no slot."""
+    monkeypatch.setitem(connection._SESSION, "lock_timeout", "300ms")
+    run(server, database, FULL)
+    source = PostgresSource(options_for(server, database, load_wait_s=0.1))
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    with contextlib.closing(source), server.connect(database, autocommit=False) as idle:
+        idle.execute("INSERT INTO t VALUES (1, 'a')")
+        who = f"process {idle.info.backend_pid}, user postgres"
+        timer = threading.Timer(1.0, source.stop)
+        timer.start()
+        with pytest.raises(SourceUnavailableError, match=f"ended: {who}, .*, and capture is to stop"):
+            source.start(None)
+        timer.join()
+        assert who in caplog.text
+        assert server.execute(slots, database=database) == []
+        timer = threading.Timer(1.0, idle.commit)
+        timer.start()
+        source.start(None)
+        timer.join()
+    assert server.execute(slots, database=database) == [(source.options.slot_name,)]
 
 
 def test_users_and_their_rights(server: PostgresServer, database: str, follow_postgres: Follow) -> None:

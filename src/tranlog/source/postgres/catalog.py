@@ -1,6 +1,6 @@
 """What a PostgreSQL server is asked by SQL: how it is set up, its slot and publication, its tables and types.
 
-Owns the questions, the making of slot and publication, and the refusals with the statements that mend what is refused.
+Owns the questions, the making of the publication, and the refusals with the statements that mend what is refused.
 The hard idea: the catalogue tells of now, and the stream of then. From the catalogue comes only what the stream does
 not hold: keys, and which columns may be NULL; and that is taken by the names of the columns.
 
@@ -406,15 +406,6 @@ class PostgresCatalog:
         """Name whoever reads from the slot."""
         found = self._control.rows(_OTHERS, (pid,))
         return str(found[0][0]) if found else str(pid)
-
-    def make_slot(self) -> None:
-        """Make the slot. It waits for the transactions that are open now."""
-        options = self._options
-        failover = ", failover => true" if options.failover else ""
-        self._control.rows(
-            f"SELECT pg_create_logical_replication_slot($1::text::name, 'pgoutput'{failover})", (options.slot_name,)
-        )
-        logger.info("A replication slot was made. name=%s", options.slot_name)
 
     def current_lsn(self) -> str:
         """Return where the server's WAL ends by now."""

@@ -77,7 +77,8 @@ class PostgresSourceOptions:
     ddl_capture: Literal["off", "event_trigger"] = "off"
     """PostgreSQL sends no DDL. `event_trigger` makes an event trigger that records its text; for superusers."""
     load_wait_s: float = 30.0
-    """After so long it is said for which open transactions the snapshot of a load waits; `capture --once` ends then."""
+    """After so long it is said for which open transactions the snapshot of a load waits, or a slot that is made;
+    `capture --once` ends then where it is a load."""
     load_snapshot: Literal["chunk", "export"] = "chunk"
     """`export`: one snapshot serves a whole load, for servers whose transactions are long; meanwhile VACUUM frees
     nothing, and what is committed waits for the load's end. `chunk`: each chunk has its own."""

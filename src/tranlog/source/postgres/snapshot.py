@@ -11,15 +11,11 @@ concurrency control.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg import pq
-from psycopg.errors import error_from_result
 
 from tranlog.change import TableMap, TableName
 from tranlog.clock import Clock
@@ -29,6 +25,7 @@ from tranlog.source.keyset import beyond
 from tranlog.source.postgres.catalog import PostgresCatalog, quoted
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.position import WalPosition, parse_lsn
+from tranlog.source.postgres.slot_making import PatientStatement
 from tranlog.source.postgres.tables import PostgresTables
 from tranlog.source.source import SnapshotWait
 from tranlog.types import LogicalType, Value
@@ -154,7 +151,7 @@ class SnapshotTaking:
         self._options = options
         self._catalog = catalog
         self._clock = clock
-        self._connection: psycopg.Connection[Any] | None = None
+        self._asked: PatientStatement | None = None
         self._bound = 0
         self._told_at = 0.0
         self._why = ""
@@ -162,18 +159,12 @@ class SnapshotTaking:
     def take(self) -> PostgresSnapshot | SnapshotWait:
         """Ask for a snapshot, or look whether it is there. Raises SourceUnavailableError, SourceSetupError."""
         try:
-            if self._connection is None:
+            if self._asked is None:
                 self._ask()
                 return SnapshotWait()
-            pgconn = self._connection.pgconn
-            pgconn.consume_input()
-            if pgconn.is_busy():
-                return SnapshotWait(why=self._look(pgconn.backend_pid))
-            result = pgconn.get_result()
+            result = self._asked.answer()
             if result is None:
-                raise psycopg.OperationalError("the server ended the session")
-            if result.status != pq.ExecStatus.TUPLES_OK:
-                raise error_from_result(result)
+                return SnapshotWait(why=self._look(self._asked.pid))
             lsn, exported = [(result.get_value(0, at) or b"").decode() for at in (1, 2)]
             found = PostgresSnapshot(self._options, parse_lsn(lsn), exported)
         except (psycopg.Error, OSError) as exc:
@@ -186,14 +177,10 @@ class SnapshotTaking:
         return found
 
     def _ask(self) -> None:
-        connection = connect(self._options, replication="database")
-        self._connection = connection
-        connection.execute("SET lock_timeout = 0")  # waiting for a transaction is waiting for a lock
-        connection.execute("SET client_connection_check_interval = '1s'")  # else it outlives us, waiting
         self._bound, self._told_at, self._why = self._catalog.insert_lsn(), self._clock.monotonic(), ""
-        name = f"{self._options.slot_name[:40]}_load_{connection.pgconn.backend_pid}"
-        command = f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT'
-        connection.pgconn.send_query(command.encode())
+        self._asked = PatientStatement(self._options, replication="database")
+        name = f"{self._options.slot_name[:40]}_load_{self._asked.pid}"
+        self._asked.send(f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT')
 
     def _look(self, pid: int) -> str:
         """Let the stream go on while the server waits for a transaction; say for which, from `load_wait_s` on."""
@@ -209,16 +196,15 @@ class SnapshotTaking:
 
     def lets_pass(self, lsn: int) -> bool:
         """Whether the stream may go on with what was committed before `lsn`."""
-        return self._connection is None or lsn <= self._bound
+        return self._asked is None or lsn <= self._bound
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the server answers, up to `timeout_s`."""
-        if self._connection is not None and timeout_s > 0:
-            select.select([self._connection.pgconn.socket], [], [], timeout_s)
+        if self._asked is not None and timeout_s > 0:
+            self._asked.wait(timeout_s)
 
     def drop(self) -> None:
         """Forget what was asked for; the slot goes with its session."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(psycopg.Error):
-                connection.close()
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.drop()

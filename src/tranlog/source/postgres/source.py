@@ -31,6 +31,7 @@ from tranlog.source.postgres.messages import LogicalMessage, MessageFormatError
 from tranlog.source.postgres.position import SlotState, WalPosition, lsn_text, why_lost
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import PostgresTableLayout
+from tranlog.source.postgres.slot_making import make_slot
 from tranlog.source.postgres.snapshot import PostgresSnapshot, SnapshotTaking
 from tranlog.source.postgres.stream import SlotStream
 from tranlog.source.postgres.tables import PostgresTables
@@ -134,7 +135,7 @@ class PostgresSource:
             history = stream.history()
             slot = catalog.slot()
             if self._position is None and slot is None:
-                catalog.make_slot()
+                make_slot(options, catalog, self._clock, lambda: self._stopping)
                 slot = catalog.slot()
             if self._position is None:
                 assert slot is not None
