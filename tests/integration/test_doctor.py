@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,6 +30,7 @@ from tranlog.service.commands.cli import main
 from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.postgres import PostgresSourceOptions
+from tranlog.source.postgres.connection import PostgresControl
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import BehindError, Target
@@ -245,6 +247,33 @@ def test_a_deferrable_key_is_no_identity(
     """The server would refuse the application's UPDATE and DELETE as soon as the table is published."""
     postgres_source.execute("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE)", database=postgres_source_database)
     mended(postgres_source, replace(postgres_options_here, identity="key"), "tables", postgres_source_database)
+
+
+def test_a_session_that_is_lost_in_the_middle_leaves_no_publication(
+    postgres_source: PostgresServer,
+    postgres_source_database: str,
+    postgres_options_here: PostgresSourceOptions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another session would run the next statement without the transaction that was to be rolled back."""
+    postgres_source.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); ALTER TABLE t REPLICA IDENTITY FULL", database=postgres_source_database
+    )
+    run_one = PostgresControl._run
+
+    def run_and_lose(control: PostgresControl, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        found = run_one(control, sql, parameters)
+        if sql == "BEGIN":
+            assert control._connection is not None
+            pid = control._connection.info.backend_pid
+            postgres_source.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
+        return found
+
+    monkeypatch.setattr(PostgresControl, "_run", run_and_lose)
+    assert look(postgres_options_here, "tables").severity is Severity.WRONG
+    monkeypatch.undo()
+    assert postgres_source.execute("SELECT FROM pg_publication", database=postgres_source_database) == []
+    assert look(postgres_options_here, "tables").severity is Severity.FINE
 
 
 def test_who_may_read_the_tables(

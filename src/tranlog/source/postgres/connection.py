@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
@@ -36,6 +37,7 @@ _SESSION: Final = {
     "row_security": "off",
     "tranlog.own": "on",  # the event trigger does not record what we do
 }
+_IN_TRANSACTION: Final = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 _SETUP_CLASSES: Final = ("0A", "22", "28", "3D", "42")
 _SETUP_CODES: Final = frozenset({"53400", "55000", "55006", "58P01", "53300"})
 _LOGIN: Final = re.compile(
@@ -250,14 +252,15 @@ class PostgresControl:
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement, its parameters as $1. A session that was lost while idle is replaced once.
 
-        Raises: SourceUnavailableError, SourceSetupError.
+        One that was lost in a transaction is not: what was said in it before would be gone. Raises:
+        SourceUnavailableError, SourceSetupError.
         """
-        fresh = self._connection is None
+        replaceable = self._connection is not None and self._connection.info.transaction_status not in _IN_TRANSACTION
         try:
             return self._run(sql, parameters)
         except SourceUnavailableError:
             self.close()
-            if fresh:
+            if not replaceable:
                 raise
             return self._run(sql, parameters)
 
