@@ -11,20 +11,22 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import apsw
+import psycopg
 import pytest
 
 from fix_mariadb_source import options_for as mariadb_options
 from fix_pipeline import run_threads, take, tasks_for
+from fix_postgres_source import LOGICAL, run
 from fix_postgres_source import options_for as postgres_options
-from fix_postgres_source import run
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
+from tranlog.capture.loading import _FAILURES_MAX
 from tranlog.change import Fragment, Statement, TableName
 from tranlog.errors import SourceSetupError, SourceUnavailableError, TargetTableError
 from tranlog.ids import Seqno
@@ -190,8 +192,6 @@ class PostgresPlace:
         run(self.server, self.database, "DROP TABLE whole")
 
     def write(self, number: int, stop: threading.Event, keys: int) -> None:
-        import psycopg
-
         choose = random.Random(number)
         with self.server.connect(self.database) as session:
             while not stop.is_set():
@@ -558,6 +558,73 @@ def test_a_load_waits_for_open_transactions_and_the_stream_goes_on(
     finally:
         idle.close()
         source.close()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("taken", ["max_replication_slots", "max_wal_senders"])
+def test_a_load_waits_while_others_have_taken_all_slots_or_senders(
+    start_postgres: Callable[..., PostgresServer],
+    taken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However often it is tried no table is given up; once one is free the load goes on."""
+    monkeypatch.setattr("tranlog.capture.loading._PAUSE_S", 0.05)
+    server = start_postgres(options={**LOGICAL, taken: 2})
+    run(server, "postgres", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    source = PostgresSource(postgres_options(server, "postgres", source_id="s", identity="set"))
+    with (
+        contextlib.closing(source),
+        Log.open(str(tmp_path / "log"), source_id="s") as log,
+        contextlib.ExitStack() as stack,
+    ):
+        Capture(source, log).catch_up(wait_s=0.1)
+        with server.connect("postgres") as other, psycopg.connect(server.dsn("postgres"), replication="database"):
+            if taken == "max_replication_slots":
+                other.execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput', true)")
+            ask(log.path, LoadRequest(load="1", asked_at=0))
+            capture = Capture(source, log)
+            running = threading.Thread(target=capture.run)
+            running.start()
+            stack.callback(running.join)
+            stack.callback(capture.stop)
+            deadline = time.monotonic() + 60
+            while caplog.text.count("is tried again") < 2 * _FAILURES_MAX:
+                assert time.monotonic() < deadline and running.is_alive()
+                time.sleep(0.05)
+            assert taken in caplog.text
+        while read_requests(log.path):
+            assert time.monotonic() < deadline and running.is_alive()
+            time.sleep(0.05)
+        stack.close()
+        replay = Replay()
+        replay.read(log)
+    assert replay.chunks == {("public", "t"): 1} and not replay.given_up
+
+
+@pytest.mark.integration
+def test_what_others_do_to_a_mariadb_table_at_this_moment_passes(
+    mariadb: MariaDbAddress, mariadb_database: str
+) -> None:
+    """A lock, a definition that has changed: a load tries the same again, and does not count it."""
+    for table in ("locked", "altered"):
+        mariadb.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY)", database=mariadb_database)
+    with contextlib.closing(MariadbSnapshot(mariadb_options(mariadb, databases=(mariadb_database,)))) as snapshot:
+        altered = snapshot.table((mariadb_database, "altered"))
+        assert altered is not None
+        mariadb.execute("ALTER TABLE altered ADD COLUMN n INT, ALGORITHM = COPY", database=mariadb_database)
+        with pytest.raises(SourceUnavailableError, match="definition has changed"):
+            list(snapshot.chunk(altered, None, 10))
+        locked = snapshot.table((mariadb_database, "locked"))
+        assert locked is not None
+        with snapshot._connection.cursor() as cursor:
+            cursor.execute("SET SESSION lock_wait_timeout = 1")
+        other = mariadb.connect(database=mariadb_database)
+        with contextlib.closing(other), other.cursor() as cursor:
+            cursor.execute("LOCK TABLES locked WRITE")
+            with pytest.raises(SourceUnavailableError, match="Lock wait timeout"):
+                list(snapshot.chunk(locked, None, 10))
 
 
 @pytest.mark.integration

@@ -33,6 +33,8 @@ _CATALOG_WAIT_S: Final = 5
 """So long one question waits for a table that is locked, and a stop for the question."""
 
 _COLUMN_TYPE: Final = re.compile(r"[^.]+\..+\.[^.=]+=(?:uuid|inet[46]|binary\((?:4|16)\))", re.DOTALL)
+_PASSING: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.TABLE_DEF_CHANGED)
+"""What others do to a table at this moment: the same is tried again, as at a server that is away."""
 SAME_SERVER_ID: Final = 4052
 """ER_SLAVE_SAME_ID: somebody else follows the server under our number."""
 
@@ -179,7 +181,7 @@ def connect(
 def translated(error: BaseException, options: MariadbSourceOptions) -> SourceError:
     """Return our exception for one of the client library's."""
     number, text = error_number(error), message(error) or type(error).__name__
-    if error_class(number) is ErrorClass.LOST:
+    if error_class(number) is ErrorClass.LOST or number in _PASSING:
         return SourceUnavailableError(where=options.where, why=text)
     return setup_error(number, text, options)
 

@@ -71,7 +71,7 @@ def _rights(options: PostgresSourceOptions, control: PostgresControl) -> CheckRe
 
 def _position(
     options: PostgresSourceOptions, control: PostgresControl, catalog: PostgresCatalog, captured: CapturedUpTo | None
-) -> str:
+) -> CheckResult | str:
     """Look whether the slot has what follows the log's end, over the connection of a replica. Raises SourceError."""
     with closing(SlotStream(options)) as stream:
         history = stream.history()
@@ -86,12 +86,19 @@ def _position(
         return f"the slot {options.slot_name} still holds what follows the log's end"
     if slot is not None:
         return f"the slot {options.slot_name} waits for its first capture"
-    if control.rows(_SLOTS)[0][0] <= 0:
+    ((free,),) = control.rows(_SLOTS)
+    if free <= 0:
         raise SourceSetupError(
             why=f"all replication slots of {options.where} are taken, and capture needs one",
             remedy="Raise max_replication_slots at the source and restart it, or drop a slot that nobody needs: "
             "SELECT slot_name, active FROM pg_replication_slots",
         )
+    if free == 1:
+        text = (
+            f"one replication slot of {options.where} is free: capture takes it, and each snapshot of a load needs one"
+        )
+        remedy = "Raise max_replication_slots at the source and restart it, if tables are to be loaded"
+        return warning("position", text, remedy)
     return f"the slot {options.slot_name} is made by the first capture"
 
 

@@ -40,6 +40,7 @@ _SESSION: Final = {
 _IN_TRANSACTION: Final = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 _SETUP_CLASSES: Final = ("0A", "22", "28", "3D", "42")
 _SETUP_CODES: Final = frozenset({"53400", "55000", "55006", "58P01", "53300"})
+_TAKEN_CODES: Final = frozenset({"53300", "53400"})
 _LOGIN: Final = re.compile(
     r"password authentication failed|no password supplied|authentication failed|pg_hba\.conf|does not exist|"
     r"must be superuser or replication role|permission denied|certificate|SSL|definition of service|"
@@ -168,8 +169,8 @@ class PostgresSourceOptions:
         return self.slot_name if self.publication is None else self.publication
 
 
-def connect(options: PostgresSourceOptions, **more: str) -> psycopg.Connection[Any]:
-    """Open a session whose texts do not depend on how the server is set up.
+def connect(options: PostgresSourceOptions, *, waits: bool = False, **more: str) -> psycopg.Connection[Any]:
+    """Open a session whose texts do not depend on how the server is set up; `waits` as in `translated`.
 
     Raises SourceUnavailableError, SourceSetupError.
     """
@@ -187,13 +188,20 @@ def connect(options: PostgresSourceOptions, **more: str) -> psycopg.Connection[A
         conninfo = make_conninfo(options.dsn, **{k: v for k, v in given.items() if k not in parts}, **fixed)
         return psycopg.connect(conninfo, autocommit=True)
     except (psycopg.Error, OSError) as exc:
-        raise translated(exc, options) from exc
+        raise translated(exc, options, waits=waits) from exc
 
 
-def translated(error: BaseException, options: PostgresSourceOptions) -> SourceError:
-    """Return our exception for one of the client library's."""
+def translated(error: BaseException, options: PostgresSourceOptions, *, waits: bool = False) -> SourceError:
+    """Return our exception for one of the client library's.
+
+    `waits`: where others have taken the server's slots or connections it is tried again, as one that is away.
+    """
     text = _message(error)
     code = getattr(error, "sqlstate", None) or ""
+    if waits and (code in _TAKEN_CODES or (not code and "max_wal_senders" in text)):
+        taken = code or "53300"
+        why = f"{text} ({taken}). {_remedy(taken, text, options.slot_name)}"
+        return SourceUnavailableError(where=options.where, why=why)
     if not code and _LOGIN.search(text) and "shutting down" not in text:
         return SourceSetupError(why=f"{options.where} says {text!r}", remedy=_login_remedy(text))
     if code in _SETUP_CODES or code[:2] in _SETUP_CLASSES:

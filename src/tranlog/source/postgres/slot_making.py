@@ -34,9 +34,9 @@ _CANCEL_S: Final = 2.0
 class PatientStatement:
     """A statement that the server may answer late, and that is cancelled when it is dropped. Threads: one."""
 
-    def __init__(self, options: PostgresSourceOptions, **more: str) -> None:
-        """Open the session; `more` as in `connect`. Raises SourceUnavailableError, SourceSetupError."""
-        self._connection = connect(options, **more)
+    def __init__(self, options: PostgresSourceOptions, *, waits: bool = False, **more: str) -> None:
+        """Open the session; the arguments as in `connect`. Raises SourceUnavailableError, SourceSetupError."""
+        self._connection = connect(options, waits=waits, **more)
         try:
             # A server that waits looks by this whether we are still there. A replication command does not begin to
             # look, so the statement after this one does.

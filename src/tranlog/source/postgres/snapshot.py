@@ -157,7 +157,10 @@ class SnapshotTaking:
         self._why = ""
 
     def take(self) -> PostgresSnapshot | SnapshotWait:
-        """Ask for a snapshot, or look whether it is there. Raises SourceUnavailableError, SourceSetupError."""
+        """Ask for a snapshot, or look whether it is there. Raises SourceUnavailableError, SourceSetupError.
+
+        The former also where others have taken the server's slots or senders: one will be free.
+        """
         try:
             if self._asked is None:
                 self._ask()
@@ -169,7 +172,7 @@ class SnapshotTaking:
             found = PostgresSnapshot(self._options, parse_lsn(lsn), exported)
         except (psycopg.Error, OSError) as exc:
             self.drop()
-            raise translated(exc, self._options) from exc
+            raise translated(exc, self._options, waits=True) from exc
         except BaseException:
             self.drop()
             raise
@@ -178,7 +181,7 @@ class SnapshotTaking:
 
     def _ask(self) -> None:
         self._bound, self._told_at, self._why = self._catalog.insert_lsn(), self._clock.monotonic(), ""
-        self._asked = PatientStatement(self._options, replication="database")
+        self._asked = PatientStatement(self._options, waits=True, replication="database")
         name = f"{self._options.slot_name[:40]}_load_{self._asked.pid}"
         self._asked.send(f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT')
 
