@@ -28,7 +28,10 @@ _ATTEMPTS: Final = 20
 class MariadbSnapshot:
     """Implements `source.source.Snapshot`: the server tells the binlog's position of a consistent snapshot.
 
-    The catalog is read after it was taken; a table that is altered after that, the server refuses to read.
+    The catalog is read after it was taken, and tables are read by name. A table that was emptied or rebuilt after it
+    the server refuses to read (ER_TABLE_DEF_CHANGED). It does not refuse one that RENAME has put there, whose partition
+    was exchanged or dropped, or whose columns were added, dropped or renamed at once: the rows are then not those of
+    the position. From the first row on the session's lock keeps all of these away.
     """
 
     serves_all = False
@@ -93,7 +96,8 @@ class MariadbSnapshot:
 class MariadbAtOnce(MariadbTables):
     """All captured tables, or `only` some, as of one moment: one transaction, whose position nobody asks.
 
-    Implements `source.source.TableReader`. A table that is altered after it began, the server refuses to read.
+    Implements `source.source.TableReader`. Of a table that is altered after it began, and before it is read, the server
+    refuses what it refuses for `MariadbSnapshot`, and no more.
     """
 
     def __init__(self, options: MariadbSourceOptions, only: Collection[str]) -> None:
