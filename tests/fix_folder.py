@@ -503,7 +503,10 @@ class FolderRows:
         found = self._folder.table(TableMap(schema=table[0], table=table[1], columns=()))
         return None if found is None else TargetKeys(name=table)
 
-    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+    def losing(self, table: TableName) -> list[TableName]:
+        return []
+
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool, beside: Sequence[TableName] = ()) -> None:
         found = self._folder.table(table)
         if found is None or not found.rows:
             return

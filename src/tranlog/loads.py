@@ -8,7 +8,7 @@ it; each of them is serial.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -123,11 +123,13 @@ def _value(kind: str, digits: str) -> bytes | UUID:
     return UUID(bytes=raw) if kind == "UUID" else raw
 
 
-def parents_first(tables: list[TableMap]) -> list[TableMap]:
+def parents_first(tables: list[TableMap], references: Collection[tuple[str, str]] = ()) -> list[TableMap]:
     """Return tables so that one stands after those that its foreign keys name, by name otherwise.
 
-    Tables whose foreign keys lead in a circle follow in the order of their names.
+    Tables whose foreign keys lead in a circle follow in the order of their names. `references`: foreign keys beside
+    those of the tables' own, (referring, referred) `schema.table`.
     """
+    beside = {(one, other) for one, other in references if one != other}
     left = {(table.schema, table.table): table for table in sorted(tables, key=lambda one: (one.schema, one.table))}
     ordered: list[TableMap] = []
     while left:
@@ -135,6 +137,7 @@ def parents_first(tables: list[TableMap]) -> list[TableMap]:
             name
             for name, table in left.items()
             if not any((key.ref_schema, key.ref_table) in left.keys() - {name} for key in table.foreign_keys)
+            and not any((table.name, other.name) in beside for other in left.values())
         ]
         for name in free or [next(iter(left))]:
             ordered.append(left.pop(name))

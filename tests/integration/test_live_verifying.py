@@ -87,7 +87,7 @@ def postgres_place(server: PostgresServer, database: str, *, source: bool) -> Pl
 class Job:
     """Source and target, capture and two channels in threads, and a writer on each side, until it is closed."""
 
-    def __init__(self, folder: Path, source: Place, target: Place) -> None:
+    def __init__(self, folder: Path, source: Place, target: Place, *, more: tuple[str, ...] = ()) -> None:
         self.source, self.target = source, target
         self.file = folder / "tranlog.toml"
         renamed = f'[[filter]]\nkind = "rename"\nschema = "{source.schema}"\nto = "{target.schema}"\n'
@@ -98,7 +98,7 @@ class Job:
         )
         self.config = load(str(self.file), environ={})
         filled = [f"INSERT INTO item VALUES ({key}, 0, 'é {key}')" for key in range(0, 600, 2)]
-        source.run(*TABLES, *filled, *["INSERT INTO line VALUES (1, 'x')"] * 3)
+        source.run(*TABLES, *more, *filled, *["INSERT INTO line VALUES (1, 'x')"] * 3)
         target.run("CREATE TABLE beside (n INTEGER)")
         if source.kind == "sqlite":
             install(str(self.config.wanted_source().where))
@@ -231,6 +231,43 @@ def test_a_difference_is_found_and_repaired_while_both_sides_are_written(
     request: pytest.FixtureRequest, source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live(request, source, target, tmp_path, capsys)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("target", ["mariadb", "postgres"])
+def test_a_repair_brings_again_what_foreign_keys_at_the_target_take_along(
+    request: pytest.FixtureRequest, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The source has no such key, and the table that refers stands first by its name."""
+    first, second = places(request, "sqlite", target, tmp_path)
+    child = "CREATE TABLE a_child (id INTEGER PRIMARY KEY, up INTEGER)"
+    filled = [f"INSERT INTO a_child VALUES ({number}, {200 + 2 * number})" for number in range(100)]
+    with contextlib.closing(Job(tmp_path, first, second, more=(child, *filled))) as job:
+        deadline = time.monotonic() + 90
+        while job.verify(capsys)[0]:
+            assert time.monotonic() < deadline
+        job.target.run(
+            "ALTER TABLE a_child ADD FOREIGN KEY (up) REFERENCES item (id) ON DELETE CASCADE",
+            "UPDATE item SET n = 77 WHERE id = 500",
+        )
+        code, found = job.verify(capsys, "--repair", "--tables", "main.item")
+        assert [one["table"] for one in found["repaired"]] == ["main.item"]
+        assert found["loaded"] == ["main.item", "main.a_child"]
+        assert [(one["table"], one["verdict"]) for one in found["tables"]] == [
+            ("main.item", "equal"),
+            ("main.a_child", "equal"),
+        ]
+        assert (code, found["tables"][1]["detail"]["target_rows"]) == (0, 100)
+        # A table of somebody else's would lose its rows, so the one that differs stays as it is.
+        job.target.run(
+            "CREATE TABLE theirs AS SELECT id FROM item WHERE id >= 300",
+            "ALTER TABLE theirs ADD FOREIGN KEY (id) REFERENCES item (id) ON DELETE CASCADE",
+            "UPDATE item SET n = 78 WHERE id = 500",
+        )
+        code, found = job.verify(capsys, "--repair")
+        assert (code, found["repaired"], found["loaded"]) == (1, [], [])
+        assert [one["table"] for one in found["tables"] if one["verdict"] == "differs"] == ["main.item"]
 
 
 @pytest.mark.slow

@@ -31,7 +31,14 @@ from fix_target import (
 )
 from fix_target import claim_again as claim
 from tranlog.change import Change
-from tranlog.errors import ConflictError, ReplacedError, TargetUnavailableError, TransientTargetError
+from tranlog.errors import (
+    ConflictError,
+    ReplacedError,
+    TargetTableError,
+    TargetUnavailableError,
+    TransientTargetError,
+)
+from tranlog.ids import Seqno
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.session import Session
 from tranlog.testing.servers import MariaDbServer, PostgresServer
@@ -75,6 +82,32 @@ def test_all_foreign_keys_are_told(bench: Bench) -> None:
     assert bench.target.rows.references() == []
     session.run(f"ALTER TABLE {dialect.table_name(child)} ADD FOREIGN KEY ({key}) REFERENCES {parent} ({key})")
     assert bench.target.rows.references() == [((ITEMS.schema, "child"), (ITEMS.schema, ITEMS.table))]
+
+
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+def test_a_load_never_takes_rows_of_other_tables_along(bench: Bench, action: str) -> None:
+    """docs/operations.md, "Rows that are there already": what foreign keys would delete or change with its rows."""
+    rows, session, dialect = bench.target.rows, session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
+    child = msgspec.structs.replace(
+        ITEMS, table="child", columns=(*ITEMS.columns, column("up", INTEGER, ITEMS.columns[0].source_type))
+    )
+    for one in (ITEMS, child):
+        rows.create_table(one)
+    parent, below = dialect.table_name(ITEMS), dialect.table_name(child)
+    key = dialect.quote(ITEMS.columns[ITEMS.primary_key[0]].name)
+    session.run(f"ALTER TABLE {below} ADD FOREIGN KEY (up) REFERENCES {parent} ({key}) ON DELETE {action}")
+    names = [(one.schema, one.table) for one in (ITEMS, child)]
+    assert (rows.losing(names[0]), rows.losing(names[1])) == (names[1:], [])
+    rows.begin_load(ITEMS, Seqno(0), replace=True)  # which has no rows
+    bench.apply([insert(ITEMS, (1, "a", 1)), insert(child, (1, "a", 1, 1))])
+    with pytest.raises(TargetTableError) as caught:
+        rows.begin_load(ITEMS, Seqno(7), replace=True)
+    assert f"rows of {child.name}" in str(caught.value) and caught.value.seqno == 7
+    assert "Load the tables that refer to it in the same load" in str(caught.value)
+    assert bench.rows(ITEMS) == content([(1, "a", 1)])
+    for one in (child, ITEMS):
+        rows.begin_load(one, Seqno(7), replace=True, beside=names)
+    assert not bench.rows(ITEMS)
 
 
 # --- locks and sessions ---------------------------------------------------------------------------------------------

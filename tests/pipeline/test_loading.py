@@ -211,6 +211,8 @@ def test_parents_come_before_their_children() -> None:
         return TableMap(schema="s", table=name, columns=TABLE.columns, primary_key=(0,), foreign_keys=keys)
 
     found = parents_first([table("a", "b", "a"), table("b", "c"), table("c"), table("x", "y"), table("y", "x")])
+    beside = {("s.a", "s.b"), ("s.b", "s.b"), ("s.b", "s.none")}  # those that a target alone has
+    assert [one.table for one in parents_first([table("a"), table("b")], beside)] == ["b", "a"]
     names = [one.table for one in found]
     assert sorted(names) == ["a", "b", "c", "x", "y"]
     assert names.index("c") < names.index("b") < names.index("a")

@@ -18,7 +18,7 @@ from tranlog.ids import Seqno
 from tranlog.pipeline.applying.live import VerdictDetail
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.service.commands.cli import main
-from tranlog.service.commands.live_verifying import LiveResult, LiveVerdict, print_result
+from tranlog.service.commands.live_verifying import LiveResult, LiveVerdict, plan_repair, print_result
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED
 
@@ -84,6 +84,17 @@ def test_who_gets_no_answer_is_told_what_is_waited_for(folder: Path, capsys: pyt
     assert os.listdir("log/verify") == [], "nobody is asked any more"
 
 
+def test_a_repair_loads_what_foreign_keys_at_the_target_join() -> None:
+    """By the source's names; and nothing by which a table that is not the pipeline's would lose rows."""
+    here = {("t", name): f"s.{name}" for name in ("a", "b", "c", "d")}
+    keys = [(("t", "a"), ("t", "b")), (("t", "x"), ("t", "c")), (("t", "x"), ("t", "b"))]
+    losing = {("t", "c"): [("t", "x"), ("t", "c")], ("t", "b"): [("t", "a")]}
+    plan = plan_repair(["s.b", "s.c", "s.d"], here, keys, lambda name: losing.get(name, []))
+    assert plan.tables == ("s.b", "s.a", "s.d")
+    assert plan.references == (("s.a", "s.b"),)
+    assert plan.refused.keys() == {"s.c"} and "rows of t.x, which" in plan.refused["s.c"]
+
+
 def test_verdicts_are_printed_by_table(capsys: pytest.CaptureFixture[str]) -> None:
     detail = VerdictDetail(source_rows=3, target_rows=2, source_checksum="ab", differences=(("id=1", "missing"),))
     differs = LiveVerdict(table="a.b", verdict=DIFFERS, seqno=Seqno(7), detail=detail)
@@ -97,7 +108,9 @@ def test_verdicts_are_printed_by_table(capsys: pytest.CaptureFixture[str]) -> No
         "NOT JUDGED a.d: it is being loaded",
         "1 of 3 tables differ",
     ]
-    print_result(LiveResult(equal=True, verified_through=Seqno(7), tables=(equal,), repaired=(differs,)))
+    print_result(
+        LiveResult(equal=True, verified_through=Seqno(7), tables=(equal,), repaired=(differs,), loaded=("a.b",))
+    )
     told = capsys.readouterr().out.splitlines()
     assert told[2:] == [
         "loaded again: a.b",

@@ -36,7 +36,8 @@ class LoadOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A load that is wanted. `tables`: `schema.table` of each, () for all; `joined`: and those that the source's
-    foreign keys join to them. `since`: no step of it is before this seqno.
+    foreign keys join to them. `references`: foreign keys at the target, (referring, referred) `schema.table`, by which
+    what is referred to is loaded first. `since`: no step of it is before this seqno.
 
     `progress` is how far it was at `since`. `waits_for`: transactions that the source's snapshot waits for, as text.
     `rows_there`: about how many rows the tables have in all, 0 where the source does not know; `rows_per_s`: how fast
@@ -48,6 +49,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str = ANY_PIPELINE
     tables: tuple[str, ...] = ()
     joined: bool = False
+    references: tuple[tuple[str, str], ...] = ()
     replace: bool = False
     asked_at: int
     since: Seqno = NO_SEQNO

@@ -303,7 +303,7 @@ class Loading:
             logger.warning("a table is not loaded table=%s why=%s", name, why)
         progress = msgspec.structs.replace(request.progress, given_up=given_up)
         self._request = msgspec.structs.replace(request, progress=progress, rows_there=rows_there)
-        self._step(LoadBegin(tables=tuple(parents_first(wanted)), replace=request.replace))
+        self._step(LoadBegin(tables=tuple(parents_first(wanted, request.references)), replace=request.replace))
 
     def _append(self, snapshot: Snapshot, table: TableMap, progress: LoadProgress) -> None:
         """Append a chunk of a table and its step."""

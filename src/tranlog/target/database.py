@@ -334,10 +334,13 @@ class SqlRows:
     def references(self) -> list[tuple[TableName, TableName]]:
         return self.session.references()
 
+    def losing(self, table: TableName) -> list[TableName]:
+        return self.session.losing(named(*table))
+
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         return self.session.slow_references()
 
-    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool, beside: Sequence[TableName] = ()) -> None:
         self.claim_name(table, seqno)
         name = self.dialect.table_name(table)
         try:
@@ -345,20 +348,34 @@ class SqlRows:
         except MissingTableError:
             return
         again = f"tranlog load --replace --tables {table.name}"
-        if not replace and self.session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
+        if not self.session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
+            return
+        if not replace:
             raise TargetTableError(
                 table=table.name,
                 why="its load begins, and it has rows already, which would be there twice",
                 seqno=seqno,
                 remedy=f"Empty it here and start again; or leave the transaction out, and replace the rows: {again}",
             )
-        if replace:
-            try:
-                self.session.run(f"DELETE FROM {name}")
-            except MisfitError as exc:
-                why = f"its rows cannot be deleted for the load that begins: {exc}"
-                remedy = "Load the tables that refer to it in the same load, by --tables"
-                raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy) from exc
+        remedy = "Load the tables that refer to it in the same load, by --tables"
+        if losing := self._losing_beyond(table, beside):
+            why = (
+                "its rows cannot be deleted for the load that begins: foreign keys would delete or change rows of "
+                f"{', '.join(map('.'.join, losing))} with them, which this load does not bring again"
+            )
+            raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
+        try:
+            self.session.run(f"DELETE FROM {name}")
+        except MisfitError as exc:
+            why = f"its rows cannot be deleted for the load that begins: {exc}"
+            raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy) from exc
+
+    def _losing_beyond(self, table: TableMap, beside: Sequence[TableName]) -> list[TableName]:
+        """Return the tables that would lose rows with a table's, and are neither it nor `beside`."""
+        losing = self.session.losing(table)
+        loaded = {(table.schema, table.table), *beside} if losing else ()
+        here = {keys.name for one in loaded if (keys := self.keys(one)) is not None}
+        return [one for one in losing if one not in here]
 
     def create_table(self, table: TableMap) -> str:
         self.claim_name(table, None)

@@ -129,6 +129,10 @@ SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_N
 _REFERENCES: Final = """
 SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME
   FROM information_schema.REFERENTIAL_CONSTRAINTS ORDER BY 1, 2, 3, 4"""
+_LOSING: Final = """
+SELECT DISTINCT CONSTRAINT_SCHEMA, TABLE_NAME FROM information_schema.REFERENTIAL_CONSTRAINTS
+ WHERE UNIQUE_CONSTRAINT_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND REFERENCED_TABLE_NAME = $2
+   AND DELETE_RULE NOT IN ('RESTRICT', 'NO ACTION') ORDER BY 1, 2"""
 _KEY_ACTIONS: Final = """
 SELECT DISTINCT TABLE_NAME FROM information_schema.REFERENTIAL_CONSTRAINTS
  WHERE UNIQUE_CONSTRAINT_SCHEMA = $1 AND REFERENCED_TABLE_NAME = $2
@@ -434,6 +438,10 @@ class MariadbSession:
 
     def references(self) -> list[tuple[TableName, TableName]]:
         return [((schema, table), (to_schema, to)) for schema, table, to_schema, to in self.fetch(_REFERENCES)]
+
+    def losing(self, table: TableMap) -> list[TableName]:
+        names = (fit_name(table.schema) if table.schema else "", fit_name(table.table))
+        return [(schema, name) for schema, name in self.fetch(_LOSING, names)]
 
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         return []  # InnoDB makes the index itself

@@ -54,10 +54,13 @@ class NullRows:
     def references(self) -> list[tuple[TableName, TableName]]:
         return []
 
+    def losing(self, table: TableName) -> list[TableName]:
+        return []
+
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         return []
 
-    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool, beside: Sequence[TableName] = ()) -> None:
         pass
 
     def create_table(self, table: TableMap) -> str:

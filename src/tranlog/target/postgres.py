@@ -162,6 +162,15 @@ SELECT n.nspname, c.relname, m.nspname, d.relname, format('CREATE INDEX ON %s (%
            SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL
               AND f.conkey <@ (i.indkey::int2[])[0:cardinality(f.conkey) - 1])
  ORDER BY 1, 2, 3, 4, 5"""
+# A partitioned table's foreign key is there for each of its partitions too, on either side.
+_LOSING: Final = """
+SELECT DISTINCT m.nspname, d.relname
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_constraint f ON f.confrelid = c.oid OR f.confrelid IN (SELECT relid FROM pg_partition_tree(c.oid))
+  JOIN pg_class d ON d.oid = COALESCE(pg_partition_root(f.conrelid), f.conrelid)
+  JOIN pg_namespace m ON m.oid = d.relnamespace
+ WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2)
+   AND f.contype = 'f' AND f.confdeltype NOT IN ('a', 'r') ORDER BY 1, 2"""
 _KEY_ACTIONS: Final = """
 SELECT DISTINCT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f' AND confrelid = $1::int8::oid
    AND (confdeltype NOT IN ('a', 'r') OR confupdtype NOT IN ('a', 'r')) ORDER BY 1"""
@@ -502,6 +511,10 @@ class PostgresSession:
     def references(self) -> list[tuple[TableName, TableName]]:
         rows = [] if self._triggers_off else self.fetch(_REFERENCES)
         return [((schema, table), (to_schema, to)) for schema, table, to_schema, to in rows]
+
+    def losing(self, table: TableMap) -> list[TableName]:
+        rows = [] if self._triggers_off else self.fetch(_LOSING, (fit_name(table.table), fit_name(table.schema)))
+        return [(schema, name) for schema, name in rows]
 
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         rows = [] if self._triggers_off else self.fetch(_SLOW_REFERENCES)

@@ -126,6 +126,9 @@ class Session(Protocol):
     def references(self) -> list[tuple[TableName, TableName]]:
         """Return the foreign keys that are checked in this session, (referring table, referred table)."""
 
+    def losing(self, table: TableMap) -> list[TableName]:
+        """Return the tables whose rows foreign keys delete or change here with rows of this one that are deleted."""
+
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         """Return the foreign keys without an index; see `TargetRows.slow_references`."""
 

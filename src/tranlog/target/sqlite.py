@@ -263,6 +263,9 @@ class SqliteSession:
     def references(self) -> list[tuple[TableName, TableName]]:
         return []  # none is checked
 
+    def losing(self, table: TableMap) -> list[TableName]:
+        return []  # for the same reason
+
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         return []  # for the same reason
 

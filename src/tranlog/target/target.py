@@ -137,11 +137,13 @@ class Meeting:
 class LoadUnit(msgspec.Struct, frozen=True, kw_only=True):
     """What a transaction of a load does beside its rows: `states` are stored, (table, state) of each table that moves.
 
-    `begun` are tables whose load begins: with `replace` their rows are deleted, else there must be none.
+    `begun` are tables whose load begins: with `replace` their rows are deleted, else there must be none. `waiting` are
+    others that wait for a load, by their names here.
     """
 
     states: Options
     begun: tuple[TableMap, ...] = ()
+    waiting: tuple[TableName, ...] = ()
     replace: bool = False
 
 
@@ -391,16 +393,23 @@ class TargetRows(Protocol):
     def references(self) -> list[tuple[TableName, TableName]]:
         """Return the foreign keys that are checked here, (referring table, referred table), by their names here."""
 
+    def losing(self, table: TableName) -> list[TableName]:
+        """Return the tables whose rows foreign keys delete or change here with rows of this one that are deleted.
+
+        By their names here, this one among them where it refers to itself.
+        """
+
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         """Return the foreign keys for which each deleted row makes the server read a whole table.
 
         (Referring table, referred table, the statement that makes the index that is missing), by their names here.
         """
 
-    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool, beside: Sequence[TableName] = ()) -> None:
         """Delete the table's rows in the open target transaction, or, where not `replace`, look that it has none.
 
-        Raises TargetTableError where it has rows, or where they cannot be deleted. One that is missing has none.
+        `beside`: the other tables that may lose rows by it, since they are loaded too. Raises TargetTableError where it
+        has rows, or where they cannot be deleted, or not without those of others. One that is missing has none.
         """
 
     def create_table(self, table: TableMap) -> str:
@@ -486,8 +495,9 @@ class Target:
     def _write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         loads = [(unit.seqno, unit.load) for unit in units if unit.load is not None]
         for seqno, load in loads:
+            beside = (*[(table.schema, table.table) for table in load.begun], *load.waiting)
             for table in load.begun:
-                self.rows.begin_load(table, seqno, replace=load.replace)
+                self.rows.begin_load(table, seqno, replace=load.replace, beside=beside)
         applied = self.rows.write(units, advance, refused)
         for _, load in loads:
             self.positions.store_loads(advance.pipeline, load.states)

@@ -25,6 +25,7 @@ from tranlog.pipeline.rules.loading import (
     read_stored,
     step,
     stored,
+    waits,
 )
 from tranlog.target.target import LoadUnit, Target
 from tranlog.verification import VERIFY
@@ -82,9 +83,16 @@ class LoadingTables:
             states=stored(self._loads, after),
             begun=begun[::-1],  # first what refers to others
             replace=isinstance(verdict, LoadBegun) and verdict.replace,
+            waiting=self._waiting(after) if begun else (),
         )
         self._know(after)
         return True
+
+    def _waiting(self, loads: Loads) -> tuple[TableName, ...]:
+        """Return the tables that wait for a load, by their names after the filters."""
+        of_tables = [one for one in self._filters if isinstance(one, TableFilter)]
+        named = [renamed(of_tables, name) for name, state in loads.items() if waits(state)]
+        return tuple([name for name in named if name is not None])
 
     def _joined(self, gap: TableGap, target: Target, seqno: Seqno) -> set[TableName]:
         """Return a gap's tables that come here and those that foreign keys here join to them, by the source's names.

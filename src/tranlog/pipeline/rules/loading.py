@@ -92,6 +92,11 @@ def after_gap(loads: Loads, gap: TableGap, tables: Iterable[TableName], seqno: S
     return {**loads, **new}
 
 
+def waits(state: TableLoad) -> bool:
+    """Whether a table waits for a load that nobody has begun."""
+    return state.gap is not None
+
+
 def waiting(loads: Loads) -> dict[str, str]:
     """Return the tables that wait for a load since a gap, `schema.table`, and what is said of each."""
     gaps: dict[Seqno, list[str]] = {}

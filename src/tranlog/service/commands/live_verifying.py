@@ -19,10 +19,12 @@ from tranlog.capture.verify_requests import (
     remove_verify_request,
     write_verify_request,
 )
+from tranlog.change import TableName
 from tranlog.clock import Clock
 from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, TransientTargetError
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.loads import joined
 from tranlog.pipeline.applying.live import VerdictDetail
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filter_text import filters_hash, filters_text
@@ -33,7 +35,7 @@ from tranlog.service.frame.command import say
 from tranlog.service.frame.progress import Progress
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import is_own, open_target
-from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED, OPEN, Target, TargetPositions, VerdictRow
+from tranlog.target.target import DIFFERS, EQUAL, NOT_JUDGED, OPEN, Target, VerdictRow
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -53,13 +55,48 @@ class LiveVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class LiveResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a live verification found. `verified_through`: the seqno up to which every table was equal, -1 for none.
 
-    `repaired`: the tables that differed before they were loaded again.
+    `repaired`: the tables that differed before they were loaded again. `loaded`: they, and those that foreign keys at
+    the target join to them.
     """
 
     equal: bool
     repaired: tuple[LiveVerdict, ...] = ()
+    loaded: tuple[str, ...] = ()
     verified_through: Seqno
     tables: tuple[LiveVerdict, ...]
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be loaded again. `references`: as in LoadRequest. `refused`: what is not, and why."""
+
+    tables: tuple[str, ...] = ()
+    references: tuple[tuple[str, str], ...] = ()
+    refused: dict[str, str] = {}
+
+
+def plan_repair(
+    differing: Sequence[str],
+    here: Mapping[TableName, str],
+    references: Sequence[tuple[TableName, TableName]],
+    losing: Callable[[TableName], Sequence[TableName]],
+) -> Repair:
+    """Return what a repair of tables loads: they, and those that foreign keys at the target join to them.
+
+    `here`: the source's name of each table of the pipeline, by its name at the target; `references` and `losing` are
+    the target's. A table by which one that is not the pipeline's would lose rows is refused.
+    """
+    ours = [(here[one], here[other]) for one, other in references if one in here and other in here]
+    there = {name: at for at, name in here.items()}
+    tables: dict[str, None] = {}
+    refused = {}
+    for name in differing:
+        together = sorted(joined([name], ours))
+        lost = sorted({".".join(at) for one in together if one in there for at in losing(there[one]) if at not in here})
+        if lost:
+            refused[name] = f"foreign keys would delete or change rows of {', '.join(lost)}, which the pipeline lacks"
+        else:
+            tables |= dict.fromkeys([name, *together])
+    return Repair(tables=tuple(tables), references=tuple(ours), refused=refused)
 
 
 class LiveVerification:
@@ -75,6 +112,7 @@ class LiveVerification:
         self._timeout_s = timeout_s
         self._clock = clock
         self._filters = [*config.pipeline.apply.filters]
+        self._shown: list[tuple[str, TableName]] = []  # all of the pipeline's, and their names after its filters
 
     def tables(self, wanted: Sequence[str]) -> list[str]:
         """Return the tables to verify, all for none. Raises ConfigError for what cannot be verified, by name."""
@@ -83,13 +121,19 @@ class LiveVerification:
         if source.kind not in LOADABLE:
             why = f"tables of this kind cannot be verified live; those of {' and '.join(LOADABLE)} can"
             raise ConfigError(option="source.kind", value=source.kind, why=why)
-        if self._read(lambda at: at.read_pipeline(self._pipeline), self._clock.monotonic() + self._timeout_s) is None:
+        deadline = self._clock.monotonic() + self._timeout_s
+        if self._read(lambda target: target.positions.read_pipeline(self._pipeline), deadline) is None:
             why = f"no pipeline of this name has run at {self._target.where}"
             raise ConfigError(option="--pipeline", value=self._pipeline, why=why)
         with closing(source_kind(source.kind).tables(source)) as reader:
-            found = select_tables(reader.tables(), wanted, option="--tables")
+            every = reader.tables()
+            found = select_tables(every, wanted, option="--tables")
             chain = Chain(self._filters)
-            shown = [table for table in found if not is_own(table) and chain.table(table) is not None]
+            for table in every:
+                if not is_own(table) and (seen := chain.table(table)) is not None:
+                    self._shown.append((table.name, (seen.table.schema, seen.table.table)))
+            names_shown = {name for name, _ in self._shown}
+            shown = [table for table in found if table.name in names_shown]
             if chain.functions:
                 names = ", ".join([table.name for table in shown])
                 why = f"{chain.functions[0]} cannot run over a snapshot, so these tables cannot be verified live"
@@ -99,11 +143,11 @@ class LiveVerification:
                 raise ConfigError(option="--tables", value=", ".join(left_out), why=why)
         return [table.name for table in shown]
 
-    def _read(self, read: Callable[[TargetPositions], FoundT], deadline: float) -> FoundT:
+    def _read(self, read: Callable[[Target], FoundT], deadline: float) -> FoundT:
         """Return what is read at the target, which a lock or a lost connection may put off; up to `deadline`."""
         while True:
             try:
-                return read(self._target.positions)
+                return read(self._target)
             except TransientTargetError:
                 if self._clock.monotonic() >= deadline:
                     raise
@@ -124,11 +168,30 @@ class LiveVerification:
                     found[one.table] = one
         return [found[name] for name in tables]
 
-    def load_again(self, tables: Sequence[str], progress: Progress) -> bool:
+    def repair(self, differing: Sequence[str]) -> Repair:
+        """Return what is to be loaded again for tables that differ, by the foreign keys at the target."""
+
+        def plan(target: Target) -> Repair:
+            references = target.rows.references()
+            shown = self._shown if references else []
+            here = {keys.name: name for name, at in shown if (keys := target.rows.keys(at)) is not None}
+            return plan_repair(differing, here, references, target.rows.losing)
+
+        return self._read(plan, self._clock.monotonic() + self._timeout_s)
+
+    def load_again(self, repair: Repair, progress: Progress) -> bool:
         """Have tables loaded again for the pipeline, and wait for the load's end; False: it did not come in time."""
         log_dir, now = self._config.log_dir, self._clock.now_ms()
         load = str(now)
-        ask(log_dir, LoadRequest(load=load, pipeline=self._pipeline, tables=tuple(tables), replace=True, asked_at=now))
+        request = LoadRequest(
+            load=load,
+            pipeline=self._pipeline,
+            tables=repair.tables,
+            references=repair.references,
+            replace=True,
+            asked_at=now,
+        )
+        ask(log_dir, request)
         deadline = self._clock.monotonic() + self._timeout_s
         while any(request.load == load for request in read_requests(log_dir)):
             if self._clock.monotonic() >= deadline:
@@ -155,7 +218,7 @@ class LiveVerification:
         try:
             while True:
                 told = read_verify_progress(log_dir, request.verify)
-                verdicts = self._read(lambda at: at.read_verdicts(self._pipeline), deadline)
+                verdicts = self._read(lambda target: target.positions.read_verdicts(self._pipeline), deadline)
                 stored = {one.table: one for one in verdicts}
                 rows = {name: one for name, one in stored.items() if one.verify == request.verify}
                 judged = {name for name, one in rows.items() if one.verdict != OPEN}
@@ -212,13 +275,17 @@ def verify_live(
         live = LiveVerification(config, target, pipeline=name, rows=rows, timeout_s=timeout_s, clock=clock)
         tables = live.tables(wanted)
         found = live.run(tables, progress)
-        repaired = [one for one in found if one.verdict == DIFFERS] if repair else []
-        names = [one.table for one in repaired]
-        if repaired and live.load_again(names, progress):
-            again = {one.table: one for one in live.run(names, progress)}
-            found = [again.get(one.table, one) for one in found]
+        differing = [one.table for one in found if one.verdict == DIFFERS] if repair else []
+        plan = live.repair(differing) if differing else Repair()
+        repaired = [one for one in found if one.table in differing and one.table not in plan.refused]
+        if plan.tables and live.load_again(plan, progress):
+            again = {one.table: one for one in live.run(plan.tables, progress)}
+            found = [again.pop(one.table, one) for one in found] + list(again.values())
+    for table, why in plan.refused.items():
+        say(f"verify: {table} is not loaded again: {why}. Mend its rows, or drop these foreign keys at the target")
     return LiveResult(
         repaired=tuple(repaired),
+        loaded=plan.tables,
         equal=all(one.verdict == EQUAL for one in found),
         verified_through=min([one.verified_through for one in found], default=NO_SEQNO),
         tables=tuple(found),
@@ -248,7 +315,7 @@ def print_result(result: LiveResult) -> None:
     """Print what a live verification found."""
     if result.repaired:
         show_live(result.repaired)
-        print(f"loaded again: {', '.join([one.table for one in result.repaired])}")
+        print(f"loaded again: {', '.join(result.loaded)}")
     show_live(result.tables)
     differing = sum(one.verdict == DIFFERS for one in result.tables)
     if result.equal:
