@@ -99,12 +99,14 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def test_a_stopped_process_that_is_not_ours_is_named_and_left(bench: Bench, path: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDS_THE_LOCK, path], stdout=subprocess.PIPE) as stranger:
+    """By its program: what else stands in its command line may be a password."""
+    words = [sys.executable, "-c", HOLDS_THE_LOCK, path, "postgresql://u:secret@h/d"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as stranger:
         try:
             assert stranger.stdout is not None and stranger.stdout.readline() == b"inside\n"
             while Path(f"/proc/{stranger.pid}/stat").read_text().split(") ")[1][0] != "T":
                 pass
-            why = rf"locked for 0\.3 s by process {stranger.pid}, which is stopped \(.*python.*; end that session"
+            why = rf"locked for 0\.3 s by process {stranger.pid}, which is stopped \([^ /]*python[^ /]*\); end that"
             with pytest.raises(TargetUnavailableError, match=why):
                 bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
             assert stranger.poll() is None

@@ -14,6 +14,7 @@ from tranlog.errors import ConfigError
 
 DEFAULT_PORT: Final = 3306
 _FORM: Final = "it reads mariadb://user:password@host:port/database, and may end in ?ssl_ca=FILE or ?unix_socket=PATH"
+_ESCAPES: Final = "; / and @ in a password are written %2F and %40"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,10 @@ def read_url(dsn: str) -> MariadbAddress:
         parts = urlsplit(dsn)
         port = parts.port or DEFAULT_PORT
         more = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query), keep_blank_values=True))
-    except ValueError as exc:
-        raise _refuse(f"not a MariaDB URL; {_FORM}") from exc
-    if parts.scheme != "mariadb" or not parts.hostname:
-        raise _refuse(f"not a MariaDB URL; {_FORM}")
+    except ValueError:  # which repeats some of it
+        raise _refuse(f"not a MariaDB URL; {_FORM}{_ESCAPES}") from None
+    if parts.scheme != "mariadb" or not parts.hostname or "@" in parts.path:
+        raise _refuse(f"not a MariaDB URL; {_FORM}{_ESCAPES}")
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database:
         raise _refuse(f"names no database, which is to hold tranlog's own tables; {_FORM}")

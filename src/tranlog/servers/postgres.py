@@ -20,16 +20,33 @@ TEXT_SETTINGS: Final = {
     "bytea_output": "hex",
 }
 """What decides how the server writes a value, however the server, the database or the role is set up."""
+_OF_PORTS: Final = frozenset("0123456789,")
 KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
 def read_dsn(dsn: str, *, option: str) -> dict[str, Any]:
     """Return a connection string's parts. Raises ConfigError, which names the option and does not repeat the string."""
+    parts: dict[str, Any] | None
     try:
-        return dict(conninfo_to_dict(dsn))
-    except psycopg.Error as exc:
-        why = "not a connection string of PostgreSQL's; it reads postgresql://user:password@host:port/database"
-        raise ConfigError(option=option, value=None, why=why) from exc
+        parts = dict(conninfo_to_dict(dsn))
+    except psycopg.Error:  # which repeats some of it
+        parts = None
+    if parts is None or _is_cut(dsn) or set(str(parts.get("port") or "")) - _OF_PORTS:
+        why = (
+            "not a connection string of PostgreSQL's; it reads postgresql://user:password@host:port/database, and "
+            "/ and @ in a password are written %2F and %40"
+        )
+        raise ConfigError(option=option, value=None, why=why)
+    return parts
+
+
+def _is_cut(dsn: str) -> bool:
+    """Whether the login of a URL is not what stands before its last @, so that a password would pass for a database."""
+    scheme, _, rest = dsn.partition("://")
+    if scheme not in ("postgresql", "postgres"):
+        return False
+    login, at, after = rest.partition("@")
+    return "@" in (after if at and "/" not in login else rest).partition("?")[0]
 
 
 def describe_dsn(dsn: str, *, option: str) -> str:

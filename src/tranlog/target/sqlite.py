@@ -374,9 +374,11 @@ def _process_identity(pid: int) -> str:
 
 
 def _describe_process(pid: int) -> str:
+    """Say which process that is, by its program alone: what else its command line has may be a password."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
     except OSError:
-        command = ""
+        program = ""
+    name = os.path.basename(program.partition(" ")[0])
     stopped = ", which is stopped" if _process_state(pid) in ("T", "t") else ""
-    return f"process {pid}{stopped}" + (f" ({command[:80]})" if command else "")
+    return f"process {pid}{stopped}" + (f" ({name[:80]})" if name else "")
