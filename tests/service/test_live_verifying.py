@@ -84,6 +84,19 @@ def test_who_gets_no_answer_is_told_what_is_waited_for(folder: Path, capsys: pyt
     assert os.listdir("log/verify") == [], "nobody is asked any more"
 
 
+@pytest.mark.long
+def test_where_there_is_no_table_nothing_is_equal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tranlog.toml").write_text(CONFIG.format(more='[[filter]]\nkind = "exclude"\ntables = ["main.*"]'))
+    assert live() == 1
+    assert "nothing is judged" in capsys.readouterr().out
+    assert live("--json") == 1
+    assert json.loads(capsys.readouterr().out)["equal"] is False
+    assert main(["verify"]) == 1
+    assert "equal" not in capsys.readouterr().out
+    assert main(["verify", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["equal"] is False
+
+
 def test_a_repair_loads_what_foreign_keys_at_the_target_join() -> None:
     """By the source's names; and nothing by which a table that is not the pipeline's would lose rows."""
     here = {("t", name): f"s.{name}" for name in ("a", "b", "c", "d")}

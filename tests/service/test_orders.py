@@ -148,6 +148,9 @@ def test_flush_and_check(shop: Shop, told: Tell) -> None:
     assert json.loads(told("flush --json"))["seqno"] == 25 and shop.rows() == set(range(1, 26)) - {21}, (
         "the second opening is seqno 21"
     )
+    (shop.folder / "tranlog.toml").write_text(f'{CONFIG}[[filter]]\nkind = "exclude"\ntables = ["main.*"]\n')
+    assert told("check", code=1) == "applied up to seqno 25; 0 tables, nothing is compared\n"
+    (shop.folder / "tranlog.toml").write_text(CONFIG)
     shop.source.execute("UPDATE item SET note = 'not captured' WHERE id = 3")
     found = json.loads(told("check --json --timeout 1", code=1))
     assert found == {"seqno": 25, "applied": True, "differing": ["main.item"], "waiting": {}}

@@ -286,7 +286,7 @@ def verify_live(
     return LiveResult(
         repaired=tuple(repaired),
         loaded=plan.tables,
-        equal=all(one.verdict == EQUAL for one in found),
+        equal=bool(found) and all(one.verdict == EQUAL for one in found),
         verified_through=min([one.verified_through for one in found], default=NO_SEQNO),
         tables=tuple(found),
     )
@@ -318,7 +318,9 @@ def print_result(result: LiveResult) -> None:
         print(f"loaded again: {', '.join(result.loaded)}")
     show_live(result.tables)
     differing = sum(one.verdict == DIFFERS for one in result.tables)
-    if result.equal:
+    if not result.tables:
+        print("nothing is judged: the source has no captured table that the pipeline's filters leave")
+    elif result.equal:
         print(f"source and target are equal; verified through seqno {result.verified_through}")
     elif differing:
         print(f"{differing} of {len(result.tables)} tables differ")

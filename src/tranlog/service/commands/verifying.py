@@ -66,8 +66,8 @@ def verify(
 ) -> int:
     """Compare the source with the target, row by row.
 
-    Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
-    they are now: let the source rest and the target catch up first, or use --wait.
+    Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs, or if there is none
+    to compare. Both are read as they are now: let the source rest and the target catch up first, or use --wait.
 
     With --live neither has to rest. The running capture takes a snapshot of the source whose place in the log is exact,
     and channel 0 of the running pipeline takes one of the target when it gets there; both are compared while everything
@@ -107,7 +107,7 @@ def verify(
             if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
                 break
             clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
-    equal = all(one.equal for one in verdicts)
+    equal = _all_equal(verdicts)
     source = config.wanted_source()
     caveat = source_kind(source.kind).caveat(source)
     if as_json:
@@ -132,7 +132,8 @@ def check(
     """Compare source and target by value, once everything that the log holds now is applied.
 
     Through the pipeline's filters, as `tranlog verify`. Repeats the comparison until all is equal or the time is up,
-    since a source that is written to keeps changing. Exit code 1 if a table differs or the log was not applied in time.
+    since a source that is written to keeps changing. Exit code 1 if a table differs, if there is none to compare, or if
+    the log was not applied in time.
 
     \b
     Example:
@@ -161,9 +162,11 @@ def check(
     else:
         for name, what in waits.items():
             say(f"check: {name} {what}")
-        words = "all equal" if not differing else f"differing: {', '.join(differing)}"
+        words = (
+            f"differing: {', '.join(differing)}" if differing else "all equal" if verdicts else "nothing is compared"
+        )
         print(f"applied up to seqno {found['seqno']}; {len(verdicts)} tables, {words}")
-    return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
+    return ExitCode.DONE if found["reached"] and _all_equal(verdicts) else ExitCode.CHECK_FAILED
 
 
 def _compare(
@@ -187,6 +190,11 @@ def _compare(
             waiting=waits,
         )
         return list(verdicts)
+
+
+def _all_equal(verdicts: Sequence[TableVerdict]) -> bool:
+    """Whether all tables are equal, which nobody knows where there is none."""
+    return bool(verdicts) and all(one.equal for one in verdicts)
 
 
 def show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
