@@ -10,6 +10,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -26,7 +27,9 @@ from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.payload import decode
 from tranlog.pipeline.applying.task import TaskEnd
+from tranlog.pipeline.filters.filters import Exclude, Filter
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.pipeline.rules.loading import read_stored, waiting
 from tranlog.pipeline.rules.progress import ChannelStats
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.tables import SqliteTables
@@ -78,11 +81,18 @@ class Job:
     def ask(self, load: str = "1", *, pipeline: str = "*", replace: bool = False, tables: tuple[str, ...] = ()) -> None:
         ask(self.log, LoadRequest(load=load, pipeline=pipeline, tables=tables, replace=replace, asked_at=0))
 
-    def apply(self, plan: ShardPlan = ONE, pipeline: str = "p", last: int | None = None) -> list[object]:
+    def waiting(self) -> dict[str, str]:
+        with closing(open_target(self.target)) as target:
+            return waiting(read_stored(target.positions.read_loads("p")))
+
+    def apply(
+        self, plan: ShardPlan = ONE, pipeline: str = "p", last: int | None = None, filters: tuple[Filter, ...] = ()
+    ) -> list[object]:
         with Log.open_for_upkeep(self.log) as log:
             last = log.last_seqno if last is None else last
         token = take(self.target, plan, pipeline=pipeline)
-        results = run_threads(tasks_for(self.target, Path(self.log), plan, token, until=last, pipeline=pipeline))
+        tasks = tasks_for(self.target, Path(self.log), plan, token, until=last, pipeline=pipeline, filters=filters)
+        results = run_threads(tasks)
         return [result.error for result in results if result.end is not TaskEnd.LIMIT]
 
     def check(self) -> None:
@@ -310,10 +320,25 @@ def test_a_load_that_is_given_up_ends_and_names_what_is_not_whole(job: Job, capl
     catch_up(job)
     assert read_requests(job.log) == []
     assert "tranlog load --replace --tables main.parent" in caplog.text
+    assert job.apply() == []
+    told = job.waiting()
+    assert list(told) == ["main.parent"]
+    assert "given up by its operator" in told["main.parent"]
+    assert told["main.parent"].endswith(": tranlog load --replace --tables main.parent")
     job.ask("2", tables=("main.parent", "main.child", "main.keyless"), replace=True)
     catch_up(job)
     assert job.apply() == []
+    assert job.waiting() == {}
     job.check()
+
+
+def test_what_filters_leave_out_waits_for_no_load(job: Job) -> None:
+    Log.open(job.log, source_id="shop").close()
+    job.ask(tables=("main.parent", "main.child"))
+    give_order(job.log, None, given_up=True)
+    catch_up(job)
+    assert job.apply(filters=(Exclude(tables=("main.parent",)),)) == []
+    assert list(job.waiting()) == ["main.child"]
 
 
 @pytest.mark.long

@@ -242,6 +242,11 @@ def test_a_table_that_is_being_loaded_is_not_judged(job: Job, monkeypatch: pytes
     found = job.verdicts()
     assert (found["main.item"][0], found["main.item"][1].why) == (NOT_JUDGED, "it is being loaded")
     assert found["main.line"][0] == EQUAL
+    give_order(job.log, "2", given_up=True)
+    job.ask("2")
+    assert job.apply() == []
+    verdict, detail, _ = job.verdicts()["main.item"]
+    assert verdict == NOT_JUDGED and detail.why.endswith(": tranlog load --replace --tables main.item")
 
 
 @pytest.mark.long

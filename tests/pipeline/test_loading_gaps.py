@@ -311,3 +311,42 @@ def test_the_decision_on_a_gap() -> None:
     assert list(loading.waiting(begun)) == ["s.u"]
     whole, verdict = loading.step(begun, LoadMark(load="2", pipeline="*", step=chunk), "p")
     assert isinstance(verdict, loading.LoadMoved) and loading.loading(whole).keys() == {("s", "u")}
+    assert (whole["s", "t"].gap, whole["s", "t"].why) == (None, "")
+    # Given up, its gap is told again; the load counts no more.
+    end = LoadMark(load="2", pipeline="*", step=LoadEnd(given_up=(("s.t", "no\nrows"), ("s.u", "not of it"))))
+    ended, verdict = loading.step(begun, end, "p")
+    assert isinstance(verdict, loading.LoadMoved) and ended["s", "u"] == begun["s", "u"]
+    assert loading.waiting(ended)["s.t"] == (
+        "waits for a load since the gap of seqno 8 (why), its load 2 was given up (no rows), and its changes are "
+        "passed over: tranlog load --replace --tables s.t,s.u"
+    )
+    assert loading.step(whole, end, "p") == (whole, loading.NotForUs())
+    assert list(
+        loading.waiting(
+            loading.step(ended, LoadMark(load="3", pipeline="*", step=LoadBegin(tables=(table,), replace=True)), "p")[0]
+        )
+    ) == ["s.u"]
+
+
+def test_tables_that_a_load_has_not_loaded_wait_for_another() -> None:
+    tables = Workload(seed=1).tables[:3]
+    _, two, three = [".".join((table.schema, table.table)) for table in tables]
+    loads: loading.Loads = {}
+    for step in (
+        LoadBegin(tables=tables, replace=True),
+        LoadChunk(table=(tables[0].schema, tables[0].table), key=("id",), keys=KeyRange(), rows=0),
+        LoadChunk(table=(tables[1].schema, tables[1].table), key=("id",), keys=KeyRange(upto=key_text((5,))), rows=1),
+    ):
+        loads, _ = loading.step(loads, LoadMark(load="7", pipeline="*", step=step), "p")
+        assert loading.waiting(loads) == {}
+    loads, _ = loading.step(loads, LoadMark(load="7", pipeline="*", step=LoadEnd(given_up=((two, "why"),))), "p")
+    assert loading.read_stored(dict(loading.stored({}, loads))) == loads
+    found = loading.waiting(loads)
+    assert sorted(found) == sorted([two, three])
+    again = f"tranlog load --replace --tables {','.join(sorted([two, three]))}"
+    assert found[two] == (
+        "is not loaded to its end: its load 7 was given up (why), and changes of rows that are not loaded are passed "
+        f"over: {again}"
+    )
+    assert "(it ended without all of its rows)" in found[three]
+    assert loading.loading(loads)[tables[1].schema, tables[1].table].upto == key_text((5,))

@@ -124,6 +124,15 @@ def status_of(
             pipeline_state(20, 20),
             ["the source: everything that was committed there is at the target"],
         ),
+        (
+            source_state(),
+            log_state(),
+            replace(pipeline_state(20, 20), waiting_tables=("s.a", "s.b")),
+            [
+                "the source: everything that was committed there is at the target, but not of tables that wait for a "
+                "load: s.a, s.b"
+            ],
+        ),
         (source_state(), log_state(), pipeline_state(20, 17, 18, next_shard="main.item"), ["channel 1 at seqno 18"]),
         (
             source_state(),

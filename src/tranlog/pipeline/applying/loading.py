@@ -12,7 +12,7 @@ from tranlog.change import Options, TableName
 from tranlog.errors import TargetTableError
 from tranlog.gaps import GAP, TableGap, gap_of
 from tranlog.ids import Seqno
-from tranlog.loads import LOAD, joined, mark_of
+from tranlog.loads import LOAD, LoadEnd, joined, mark_of
 from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import Filter, TableFilter, renamed, renames_tables
@@ -76,6 +76,8 @@ class LoadingTables:
         after, verdict = step(self._loads, mark, self._pipeline)
         if isinstance(verdict, NotForUs):
             return False
+        if isinstance(mark.step, LoadEnd):
+            after = self._without_left_out(after)
         begun = verdict.tables if isinstance(verdict, LoadBegun) else ()
         if chain is not None:
             begun = tuple([found.table for found in map(chain.table, begun) if found is not None])
@@ -88,21 +90,29 @@ class LoadingTables:
         self._know(after)
         return True
 
+    def _without_left_out(self, loads: Loads) -> Loads:
+        """Return how far tables are loaded after a load's end: one that filters leave out waits for no other."""
+        before = self._loads or {}
+        left_out = {name: before[name] for name in loads.keys() & before.keys() if self._name_here(name) is None}
+        return {**loads, **left_out}
+
     def _waiting(self, loads: Loads) -> tuple[TableName, ...]:
         """Return the tables that wait for a load, by their names after the filters."""
-        of_tables = [one for one in self._filters if isinstance(one, TableFilter)]
-        named = [renamed(of_tables, name) for name, state in loads.items() if waits(state)]
-        return tuple([name for name in named if name is not None])
+        found = [self._name_here(name) for name, state in loads.items() if waits(state)]
+        return tuple([name for name in found if name is not None])
+
+    def _name_here(self, name: TableName) -> TableName | None:
+        """Return a table's name after the filters; None where they leave it out."""
+        return renamed([one for one in self._filters if isinstance(one, TableFilter)], name)
 
     def _joined(self, gap: TableGap, target: Target, seqno: Seqno) -> set[TableName]:
         """Return a gap's tables that come here and those that foreign keys here join to them, by the source's names.
 
         Raises TargetTableError where such a one has a name at the source that nobody knows.
         """
-        of_tables = [one for one in self._filters if isinstance(one, TableFilter)]
         here: dict[TableName, TableName] = {}
         for table in gap.tables:
-            name = renamed(of_tables, table)
+            name = self._name_here(table)
             if name is not None:
                 keys = target.rows.keys(name)
                 here[name if keys is None else keys.name] = table

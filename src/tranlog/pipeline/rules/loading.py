@@ -26,8 +26,8 @@ Row = tuple[Value, ...]
 class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How far a table is loaded: `upto` a key, inclusive, as `key_text` writes it; None: nothing, or all if `done`.
 
-    `key` are the names of the key's columns. `gap`: it waits for a load since the gap of this seqno, for the reason
-    `why`, and no load of it has begun since.
+    `key` are the names of the key's columns. `gap`: no load of it has come to its end since the gap of this seqno, for
+    the reason `why`; `load` is empty where none has begun. `given_up`: why its load ended without all of it.
     """
 
     schema: str
@@ -38,6 +38,7 @@ class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
     gap: Seqno | None = None
     why: str = ""
+    given_up: str = ""
 
 
 Loads = Mapping[TableName, TableLoad]
@@ -70,15 +71,31 @@ def step(loads: Loads, mark: LoadMark, pipeline: str) -> tuple[Loads, LoadBegun 
     match mark.step:
         case LoadBegin(tables=tables, replace=replace):
             new = {(t.schema, t.table): TableLoad(schema=t.schema, table=t.table, load=mark.load) for t in tables}
+            for name in new.keys() & loads.keys():
+                new[name] = msgspec.structs.replace(new[name], gap=loads[name].gap, why=loads[name].why)
             return {**loads, **new}, LoadBegun(tables=tables, replace=replace)
         case LoadChunk(table=table, key=key, keys=keys):
             before = loads.get(table)
             if before is None or before.load != mark.load or before.done:
                 return loads, NotForUs()
-            after = msgspec.structs.replace(before, key=key, upto=keys.upto, done=keys.upto is None)
+            after = msgspec.structs.replace(before, key=key, upto=keys.upto)
+            if keys.upto is None:
+                after = msgspec.structs.replace(after, done=True, gap=None, why="")
             return {**loads, table: after}, LoadMoved()
-        case LoadEnd():
-            return loads, NotForUs()
+        case LoadEnd(given_up=given_up):
+            ended = _given_up(loads, mark.load, dict(given_up))
+            return ({**loads, **ended}, LoadMoved()) if ended else (loads, NotForUs())
+
+
+def _given_up(loads: Loads, load: str, reasons: Mapping[str, str]) -> Loads:
+    """Return the tables that a load which is at its end has not loaded, as ones that wait for another."""
+    return {
+        name: msgspec.structs.replace(
+            state, given_up=" ".join(reasons.get(".".join(name), "").split()) or "it ended without all of its rows"
+        )
+        for name, state in loads.items()
+        if state.load == load and not state.done
+    }
 
 
 def after_gap(loads: Loads, gap: TableGap, tables: Iterable[TableName], seqno: Seqno) -> Loads:
@@ -93,22 +110,36 @@ def after_gap(loads: Loads, gap: TableGap, tables: Iterable[TableName], seqno: S
 
 
 def waits(state: TableLoad) -> bool:
-    """Whether a table waits for a load that nobody has begun."""
-    return state.gap is not None
+    """Whether a table waits for a load, and none of it is under way."""
+    return bool(state.given_up) or (state.gap is not None and not state.load)
 
 
 def waiting(loads: Loads) -> dict[str, str]:
-    """Return the tables that wait for a load since a gap, `schema.table`, and what is said of each."""
-    gaps: dict[Seqno, list[str]] = {}
-    for state in loads.values():
-        if state.gap is not None:
-            gaps.setdefault(state.gap, []).append(f"{state.schema}.{state.table}")
+    """Return the tables that wait for a load, since a gap or since one was given up, and what is said of each.
+
+    `schema.table`. The command names all that wait since the same gap or load.
+    """
+    together: dict[Seqno | str, list[str]] = {}
+    found = [state for _, state in sorted(loads.items()) if waits(state)]
+    for state in found:
+        together.setdefault(_since(state), []).append(f"{state.schema}.{state.table}")
     return {
-        f"{state.schema}.{state.table}": f"waits for a load since the gap of seqno {state.gap} ({state.why}), and its "
-        f"changes are passed over: {load_again(tuple(sorted(gaps[state.gap])))}"
-        for _, state in sorted(loads.items())
-        if state.gap is not None
+        f"{state.schema}.{state.table}": f"{_told(state)}: {load_again(tuple(together[_since(state)]))}"
+        for state in found
     }
+
+
+def _since(state: TableLoad) -> Seqno | str:
+    return state.load if state.gap is None else state.gap
+
+
+def _told(state: TableLoad) -> str:
+    """Say what a table waits for, without the command."""
+    begun = f"its load {state.load} was given up ({state.given_up})"
+    if state.gap is None:
+        return f"is not loaded to its end: {begun}, and changes of rows that are not loaded are passed over"
+    gap = f"waits for a load since the gap of seqno {state.gap} ({state.why})"
+    return f"{gap}, " + (f"{begun}, " if state.given_up else "") + "and its changes are passed over"
 
 
 def stored(before: Loads, after: Loads) -> Options:

@@ -216,7 +216,7 @@ def _read_rows(target: Target, state: PipelineState, clock: Clock, watch_s: floa
             running = again is not None and again.moved_since(row)
         row = again or row
     loads = target.positions.read_loads(name)
-    waits = [f"{table} {what}" for table, what in waiting(read_stored(loads)).items()]
+    waits = waiting(read_stored(loads))
     state = replace(
         state,
         row=row,
@@ -225,7 +225,8 @@ def _read_rows(target: Target, state: PipelineState, clock: Clock, watch_s: floa
         target_class=class_name(target),
         assignment=target.positions.read_assignment(name),
         writes=_newest_plan(target, row),
-        notes=(*held_here(notes_of(loads)), *waits),
+        notes=(*held_here(notes_of(loads)), *[f"{table} {what}" for table, what in waits.items()]),
+        waiting_tables=tuple(waits),
         verdicts=tuple(target.positions.read_verdicts(name)),
     )
     return state, rows, before, watched_s

@@ -154,8 +154,9 @@ class PipelineState:
 
     `running`: None where nobody watched and its process was not asked. `lag` is None where the log cannot be read;
     `next_shard`: of the first transaction that is not applied, None for none. `writes`: the plan by write sets, the
-    newest that is stored, None by another rule and in the source's order. `verdicts`: what the last live verification
-    of each table found. `kept_error`: why its last run ended, as its process keeps it beside the log.
+    newest that is stored, None by another rule and in the source's order. `waiting_tables`: those that wait for a load.
+    `verdicts`: what the last live verification of each table found. `kept_error`: why its last run ended, as its
+    process keeps it beside the log.
     """
 
     options: ApplyOptions
@@ -169,6 +170,7 @@ class PipelineState:
     lag: Lag | None = None
     next_shard: str | None = None
     notes: tuple[str, ...] = ()
+    waiting_tables: tuple[str, ...] = ()
     verdicts: tuple[VerdictRow, ...] = ()
     kept_error: LastError | None = None
 

@@ -51,7 +51,7 @@ class TableVerdict:
     notes: tuple[str, ...] = ()
     """What was not compared, since filters stand between."""
     waits: str = ""
-    """That the table waits for a load, since a gap; as `rules.loading` words it."""
+    """That the table waits for a load; as `rules.loading` words it."""
 
 
 def select_tables(tables: Sequence[TableMap], wanted: Sequence[str], *, option: str = "--table") -> list[TableMap]:

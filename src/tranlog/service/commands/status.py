@@ -176,7 +176,9 @@ def waits_for(status: ServiceStatus) -> Iterator[str]:
             which = "channel" if len(slowest) == 1 else "channels"
             yield f"{which} {', '.join(map(str, slowest))} at seqno {following}"
         case WaitsFor.SOURCE if log is not None and log.writer is not None:
-            yield "the source: everything that was committed there is at the target"
+            but = ", ".join(pipeline.waiting_tables)
+            beside = f", but not of tables that wait for a load: {but}" if but else ""
+            yield f"the source: everything that was committed there is at the target{beside}"
 
 
 def _why(pipeline: PipelineState) -> str:
