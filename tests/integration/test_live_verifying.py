@@ -270,6 +270,25 @@ def test_a_repair_brings_again_what_foreign_keys_at_the_target_take_along(
         assert [one["table"] for one in found["tables"] if one["verdict"] == "differs"] == ["main.item"]
 
 
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_schema_and_a_table_may_have_dots_in_their_names(
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = (
+        'CREATE SCHEMA "Sel.ect"',
+        'CREATE TABLE "Sel.ect"."Ta.ble" (id INTEGER PRIMARY KEY)',
+        'INSERT INTO "Sel.ect"."Ta.ble" VALUES (1), (2)',
+    )
+    with contextlib.closing(Job(tmp_path, *places(request, "postgres", "postgres", tmp_path), more=more)) as job:
+        deadline = time.monotonic() + 90
+        code, found = job.verify(capsys)
+        while code and time.monotonic() < deadline:
+            code, found = job.verify(capsys)
+        (dotted,) = [one for one in found["tables"] if one["table"] == "Sel.ect.Ta.ble"]
+        assert (code, dotted["verdict"], dotted["detail"]["source_rows"]) == (0, "equal", 2)
+
+
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(300)

@@ -118,7 +118,7 @@ class Verifying:
         snapshot, request = self._snapshot, self._request
         assert snapshot is not None and request is not None and self._summing is not None
         try:
-            found = {name: snapshot.table((name.partition(".")[0], name.partition(".")[2])) for name in request.tables}
+            found = {name: _table_of(snapshot, name) for name in request.tables}
         except SourceError as exc:
             self._failed(exc)
             return
@@ -188,6 +188,16 @@ class Verifying:
         logger.warning("a snapshot for a verification could not be taken, and is tried again why=%s", exc)
         self.drop()
         self._not_before = self._clock.monotonic() + _PAUSE_S
+
+
+def _table_of(snapshot: Snapshot, name: str) -> TableMap | None:
+    """Return a captured table by `schema.table`, of which either may have dots. Raises SourceError."""
+    parts = name.split(".")
+    for at in range(1, len(parts)):
+        found = snapshot.table((".".join(parts[:at]), ".".join(parts[at:])))
+        if found is not None and found.name == name:
+            return found
+    return None
 
 
 class _Reading:
