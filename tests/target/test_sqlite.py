@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
-from fix_target import ANY, ITEMS, PIPELINE, Bench, StoppedTask, column, content, delete, insert, table, update
+from fix_target import ANY, ID, ITEMS, PIPELINE, Bench, StoppedTask, column, content, delete, insert, table, update
 from tranlog.affinity import affinity
 from tranlog.change import Statement, TableMap
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
@@ -253,6 +254,20 @@ def test_keys_that_hold_null(bench: Bench) -> None:
     assert bench.rows(loose) == content([(None, 3), (None, 1), (None, 1)])
     with pytest.raises(ConflictError, match=r"key \(k=NULL\)"):
         bench.apply([delete(loose, (None, 9))])
+
+
+@pytest.mark.parametrize("kind", ["INTEGER", "integer"])
+def test_an_integer_key_that_may_be_null_is_not_the_rowid(bench: Bench, kind: str) -> None:
+    """A SQLite source's INTEGER PRIMARY KEY DESC, which holds NULL: the rowid would make a number of it."""
+    keyed = plain("keyed", ("id", kind), ("n", "TEXT"))
+    bench.target.rows.create_table(keyed)
+    bench.apply([insert(keyed, (None, "a")), insert(keyed, (None, "b")), insert(keyed, (3, "c"))])
+    bench.apply([update(keyed, (None, "a"), (None, "d")), delete(keyed, (None, "b"))])
+    assert bench.rows(keyed) == content([(None, "d"), (3, "c")])
+    with pytest.raises(ConflictError):
+        bench.apply([insert(keyed, (3, "again"))])
+    whole = msgspec.structs.replace(keyed, table="whole", columns=(ID, keyed.columns[1]))
+    assert '"id" INTEGER NOT NULL' in bench.target.rows.create_table(whole)
 
 
 def test_keys_under_a_collation(bench: Bench) -> None:

@@ -82,11 +82,13 @@ def _untyped(column: Column) -> str:
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statement that makes a table with the source's types, or with those that keep its values."""
 
-    return (f"CREATE TABLE IF NOT EXISTS {quote(plain_name(table))} ({table_parts(table, quote, _defined)})",)
+    def defined(index: int, column: Column) -> str:
+        kind = _column_type(column)
+        if column.nullable and table.primary_key == (index,) and kind.upper() == "INTEGER":
+            kind = "INT"  # an INTEGER PRIMARY KEY is the rowid, which makes a number of NULL
+        return kind + ("" if column.nullable else " NOT NULL")
 
-
-def _defined(_: int, column: Column) -> str:
-    return _column_type(column) + ("" if column.nullable else " NOT NULL")
+    return (f"CREATE TABLE IF NOT EXISTS {quote(plain_name(table))} ({table_parts(table, quote, defined)})",)
 
 
 def add_column(table: TableMap, index: int) -> str:
