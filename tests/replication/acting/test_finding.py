@@ -282,13 +282,13 @@ def test_a_question_about_what_no_log_has_misleads_no_search(tmp_path: Path) -> 
                 assert isinstance(await client.ask(Gtid(Epoch(7), Seqno(1_000)), w=1, wtimeout=0.1), TimedOut)
                 connection = client._connection
                 assert connection is not None and connection.wire is not None
-                heard, wire = connection.heard, connection.wire
+                heard = connection.heard
 
-                def cut(at: Wire, packet: Packet, size: int) -> None:
+                def cut(wire: Wire, packet: Packet, size: int) -> None:
                     if isinstance(packet, CommitAnswer):
                         wire.cut()
                     else:
-                        heard(at, packet, size)
+                        heard(wire, packet, size)
 
                 connection.heard = cut  # type: ignore[method-assign]
                 lost = await client.commit(words("y"), w=1, event_id="y")

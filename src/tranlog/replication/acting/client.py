@@ -306,8 +306,8 @@ class AsyncGroup:
         """Commit a transaction at the primary; return its outcome. After FailedOver, call `find`.
 
         `w`: 0, a number of durable copies, "majority", or the name of a tag rule. `wtimeout`: seconds, 0 for no limit.
-        None for either means the group's default. Raises NoPrimaryError, CommitRefusedError, ValueError; nothing was
-        written then.
+        None for either means the group's default. Raises NoPrimaryError, CommitRefusedError, ValueError, TypeError;
+        nothing was written then.
         """
         wish, event_id = _wish(w, wtimeout), _checked_event_id(event_id)
         packing = self._pack(event_id)
