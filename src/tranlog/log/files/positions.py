@@ -336,7 +336,8 @@ def hold(
     `holder` says in words who that is, `applied` how far a pipeline may have applied. Units: a line of text of fixed
     size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
     hold is a safer one. A `follower` copies the log, and its name begins with `node.` or `restore.`; nobody else's
-    does. Raises HoldError where it cannot be written, ConfigError for an impossible name.
+    does. Raises HoldError where it cannot be written, ConfigError for an impossible name, and for that of a pipeline
+    where a reader writes, or the other way round.
     """
     file_path = _hold_path(path, name)
     if name.startswith(FOLLOWERS) is not follower:
@@ -344,6 +345,10 @@ def hold(
             option="name", value=name, why=f"{' and '.join(FOLLOWERS)} begin the names of followers alone"
         )
     raw = _encode_hold(restart_seqno, clock.now_ms(), holder, applied)
+    found = None if follower else _read_hold(file_path, name, disk)
+    why = None if found is None else _taken(found, by_pipeline=applied is not None)
+    if why is not None:
+        raise ConfigError(option="hold", value=name, why=why)
     with _touching(file_path):
         fresh = not disk.exists(file_path)
         if fresh:
@@ -355,6 +360,21 @@ def hold(
                 file.sync()
             if fresh:
                 disk.sync_dir(_holds_of(path))
+
+
+def _taken(found: Hold, *, by_pipeline: bool) -> str | None:
+    """Return why whoever writes now may not replace a hold; None where it may, as where it cannot be read. Pure."""
+    if found.restart_seqno is None or by_pipeline is (found.applied_seqno is not None):
+        return None
+    if by_pipeline:
+        return (
+            f"a reader ({found.holder or 'unnamed'}) keeps the log under this name, the pipeline's own; have it choose "
+            f"another, or drop what it keeps: tranlog hold drop {found.name}"
+        )
+    return (
+        f"the pipeline of this name keeps the log under it, for {found.holder or 'its target'}; choose another name "
+        "for the reader's hold"
+    )
 
 
 def read_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> Hold | None:
