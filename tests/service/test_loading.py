@@ -115,6 +115,28 @@ def test_a_load_is_told_what_to_do_and_shown_with_what_is_left(
     assert "no load is under way" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_what_is_no_load_is_refused_before_anything_is_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new load that was given up at once, and one of a table that is not there, stopped the pipeline."""
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"'))
+    assert run("capture", "--once") == 0
+    for words in (("--give-up",), ("--load", "7"), ("--load", "7", "--give-up")):
+        assert run("load", "--tables", "main.items", *words) == 2
+        assert "--tables: asks for a new load" in capsys.readouterr().err
+    assert run("load", "--tables", "main.items", "--pause", "--resume") == 2
+    assert run("load", "--tables", "main.items,main.nope") == 2
+    assert (
+        "--tables = 'main.nope': the source has no such table; it has main.bare, main.items" in capsys.readouterr().err
+    )
+    assert run("load", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"loads": []}
+    (folder / "source.db").rename("elsewhere.db")
+    assert run("load", "--tables", "main.items") == 0, "capture will find it"
+    (folder / "elsewhere.db").rename("source.db")
+
+
 def test_what_is_said_of_a_load() -> None:
     """How far, how fast, how long still; for whom it waits."""
     progress = LoadProgress(begun=True, tables=3, rows=1000, left=(("s", "b"), ("s", "c")))

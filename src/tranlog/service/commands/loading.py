@@ -5,6 +5,8 @@ Owns the command's words; the request is `load_requests`', which a capture takes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from typing import Annotated
 
 import typer
@@ -12,12 +14,14 @@ import typer
 from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, SourceError
 from tranlog.loads import ANY_PIPELINE
+from tranlog.pipeline.upkeep.verify import select_tables
 from tranlog.service.commands.orders import config_of
 from tranlog.service.config.sections import LOADABLE
 from tranlog.service.frame.command import AsJson, print_json
 from tranlog.service.show.loads import load_text
+from tranlog.source.kinds import SourceOptions, source_kind
 
 
 def load(
@@ -60,7 +64,12 @@ def load(
     """
     config = config_of(ctx)
     open_readable(config.log_dir).close()  # so that there is one
+    if pause and resume:
+        raise typer.BadParameter("--pause and --resume exclude each other", param_hint="--pause")
     if tables is not None:
+        if give_up or which is not None:
+            why = "asks for a new load; tell one that is under way without it: --load ID --give-up"
+            raise typer.BadParameter(why, param_hint="--tables")
         source = config.wanted_source()
         if source.kind not in LOADABLE:
             why = f"tables of this kind cannot be loaded; those of {' and '.join(LOADABLE)} can"
@@ -69,6 +78,8 @@ def load(
         wrong = [name for name in names if "." not in name and name != "all"]
         if wrong or not names:
             raise typer.BadParameter("a table is named schema.table; all means all", param_hint="--tables")
+        if "all" not in names:
+            _check_tables(source, names)
         now = SystemClock().now_ms()
         request = LoadRequest(
             load=str(now),
@@ -79,8 +90,6 @@ def load(
         )
         ask(config.log_dir, request)
         which = request.load
-    if pause and resume:
-        raise typer.BadParameter("--pause and --resume exclude each other", param_hint="--pause")
     if pause or resume or give_up or rows_per_second is not None:
         paused = pause if pause or resume else None
         give_order(config.log_dir, which, paused=paused, given_up=give_up, rows_per_second=rows_per_second)
@@ -94,3 +103,10 @@ def load(
         print(load_text(one))
     if not found:
         print("no load is under way")
+
+
+def _check_tables(source: SourceOptions, names: Sequence[str]) -> None:
+    """Raise ConfigError for a table that the source does not have; a source that does not answer is left to capture."""
+    with suppress(SourceError), closing(source_kind(source.kind).tables(source)) as reader:
+        known, beside = reader.tables(), reader.beside()
+        select_tables(known, [name for name in names if name not in beside], option="--tables")
