@@ -94,6 +94,50 @@ def test_a_wrong_key_or_value_is_named(text: str, told: str, tmp_path: Path) -> 
     assert str(raised.value).startswith(f"configuration: {tmp_path}/{told}")
 
 
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        *(
+            ("pipeline", one)
+            for one in ("max_offline_interval_s", "retry_s", "give_up_s", "sync_interval_s", "group_s")
+        ),
+        *(("source", "busy_timeout_s"), ("capture", "batch_s"), ("log", "retention_s"), ("spark", "slots_wait_s")),
+    ],
+)
+@pytest.mark.parametrize(
+    ("said", "value", "why"),
+    [
+        ("nan", "nan", "a finite number"),
+        ("-inf", "-inf", "a finite number"),
+        ("inf", "inf", "a finite number"),
+        ("1e300", "1e+300", "seconds, at most a hundred years"),
+        (f"{10**400}", f"{10**400}", "seconds, at most a hundred years"),
+        (f'"{10**400} s"', "inf", "a finite number"),
+    ],
+)
+def test_seconds_that_nobody_can_wait_are_refused(
+    section: str, key: str, said: str, value: str, why: str, tmp_path: Path
+) -> None:
+    """They were accepted, and failed when the first wait began."""
+    file = tmp_path / "x.toml"
+    given = {"log": ['dir = "log"'], "source": ['kind = "sqlite"', 'path = "a.db"']}
+    given.setdefault(section, []).append(f"{key} = {said}")
+    lines = [line for name, values in given.items() for line in (f"[{name}]", *values)]
+    file.write_text("\n".join(lines))
+    line = lines.index(f"{key} = {said}") + 1
+    with pytest.raises(ConfigError) as raised:
+        load(str(file), environ={})
+    assert str(raised.value).startswith(f"configuration: {file}:{line}: {section}.{key} = {value}: {why}")
+
+
+def test_a_writer_is_waited_for_a_day_at_most(tmp_path: Path) -> None:
+    """SQLite counts milliseconds, in 31 bits."""
+    file = tmp_path / "x.toml"
+    file.write_text('[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "a.db"\nbusy_timeout_s = "25d"\n')
+    with pytest.raises(ConfigError, match=r"x.toml:6: source.busy_timeout_s = 2160000.0: seconds, .* at most a day"):
+        load(str(file), environ={})
+
+
 def test_a_value_where_a_table_belongs(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("log = 5\n")
     with pytest.raises(ConfigError, match=r"x\.toml:1: log = 5: is a table: \[log\]"):

@@ -10,6 +10,7 @@ Imported only where a configuration is read: pydantic takes a fifth of a second.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -44,6 +45,8 @@ PREFIX: Final = "TRANLOG_"
 BETWEEN: Final = "__"
 SECRETS_DIR: Final = "TRANLOG_SECRETS_DIR"
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_SECONDS_MOST: Final = 100 * 366 * 86_400
+"""Of any key: what waits is told so by the operating system, which takes no more than some 290 years."""
 _BYTES: Final = {
     "b": 1,
     "kb": 10**3,
@@ -281,13 +284,22 @@ class Reading:
         return made
 
     def _prepared(self, name: str, value: Any, dotted: str, origin: str, *, path: bool = False) -> Any:
-        """Return quantities as numbers, paths whole, arrays as tuples. Raises ConfigError for another unit."""
+        """Return quantities as numbers, paths whole, arrays as tuples.
+
+        Raises ConfigError for another unit, and for what is not finite.
+        """
         units = units_of(name)
         if isinstance(value, str) and units:
             number = _quantity(value, units)
             if number is None:
                 raise self.refusal(dotted, value, f"a number, or one with a unit: {', '.join(units)}", origin=origin)
-            return number
+            value = number
+        if isinstance(value, int | float) and units:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise self.refusal(dotted, value, "a finite number", origin=origin)
+            if units is _SECONDS and value > _SECONDS_MOST:
+                raise self.refusal(dotted, value, "seconds, at most a hundred years", origin=origin)
+            return value
         if isinstance(value, str) and path:
             return os.path.join(os.path.dirname(os.path.abspath(self.file)), os.path.expanduser(value))
         if isinstance(value, list):

@@ -107,8 +107,9 @@ class SqliteSourceOptions:
             raise ConfigError(option="foreign_writes", value=self.foreign_writes, why=why)
         if not 0 < self.poll_s <= 10:
             raise ConfigError(option="poll_s", value=self.poll_s, why="seconds above 0, up to 10")
-        if self.busy_timeout_s < 0:
-            raise ConfigError(option="busy_timeout_s", value=self.busy_timeout_s, why="seconds, not below 0")
+        if not 0 <= self.busy_timeout_s <= 86_400:
+            why = "seconds, not below 0, at most a day"
+            raise ConfigError(option="busy_timeout_s", value=self.busy_timeout_s, why=why)
         if bool(self.shard_map) != (self.shard_rule is ShardRuleKind.MAP):
             raise ConfigError(option="shard_map", value=None, why='the rule "map" needs it, and no other rule has it')
 
