@@ -42,7 +42,7 @@ from tranlog.log.records.format import FIRST_SYNC_BYTES
 from tranlog.log.rules.damage import LogFindings, SegmentFindings
 from tranlog.log.rules.repair import CutOff, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, Span, plan
 from tranlog.log.upkeep.repairing import RepairOutcome, repair
-from tranlog.log.upkeep.verify import verify
+from tranlog.log.upkeep.verify import examine, verify
 from tranlog.log.writing.log import drop_hold, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
@@ -151,6 +151,36 @@ def test_a_bad_record_ends_the_log_there(where: str) -> None:
         assert disk.content(f"{PATH}/cut/{name}-0000000000") == raws[name]
         assert not disk.exists(segment_path(one))
     check_repaired(disk, before, last, outcome)
+
+
+def test_a_newest_segment_without_a_transaction_says_what_is_lost_before_it() -> None:
+    """Of a copy nothing beside the segments says how far the log went; "lost = nothing" was said."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000_000) as log:
+        fill(log, 99)
+        log.add_segment()
+    forget_positions(disk)
+    before = content_of(disk)
+    at = event_start(disk, 1, 30)
+    disk.set_content(segment_path(1), disk.content(segment_path(1))[: at + 40])
+    told = planned(mend(disk, dry_run=True))
+    assert told.lost.unreadable == ((told.last_seqno + 1, before[-1][0]),) and not told.lost.gtids
+    outcome = mend(disk)
+    assert planned(outcome) == told
+    check_repaired(disk, before, before[-1][0], outcome)
+
+
+def test_a_sync_record_before_a_mark_says_nothing_of_what_is_lost() -> None:
+    """It says how far the log went before the rollback."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000_000) as log:
+        fill(log, 10)
+        matchpoint = log.append(make_fragment("e10", b"10"))
+        fill(log, 10, start=11)
+        log.rollback(matchpoint)
+    forget_positions(disk)
+    newest = examine(PATH, disk=disk)[1].segments[-1]
+    assert newest.mark is not None and newest.synced <= newest.last == matchpoint.seqno + 1 < newest.mark.last_seqno
 
 
 def test_the_back_of_a_log_is_kept_like_one_that_was_purged() -> None:

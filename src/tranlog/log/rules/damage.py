@@ -13,7 +13,7 @@ import enum
 from dataclasses import dataclass
 
 from tranlog.errors import CorruptRecordError
-from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.records.format import RollbackMark
 
 
@@ -111,6 +111,8 @@ class SegmentFindings:
     """It is the newest, and what stands after `good_end` is what a crash leaves."""
     mark: RollbackMark | None = None
     """The rollback mark that it begins with."""
+    synced: Seqno = NO_SEQNO
+    """Up to where its sync records, those after the mark, say that the log went; NO_SEQNO where none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

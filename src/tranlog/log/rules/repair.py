@@ -325,6 +325,8 @@ def _decided(
     ends = [run.last for run in gone] + [findings.visible]
     # A header by itself proves nothing; the first event, where it is whole, does.
     ends += [Seqno(one.first_seqno - 1) for one in segments[row + 1 :] if one.first_seqno is not None]
+    # So does a sync record: the newest segment may hold nothing else.
+    ends += [one.synced for one in segments[row + 1 :]]
     cut = sum(step.size for step in steps if isinstance(step, CutOff | Remove))
     if segments[-1].runs:
         ends.append(segments[-1].last)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tranlog.ids import Seqno
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.files.hashing import record_tag
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import RecordHeader, RollbackMark, SyncRecord, take_events
@@ -30,12 +30,14 @@ class HashFault:
 class HashedSpan:
     """The hash before the first transaction of a span, and after the last whole one.
 
-    Both are signed, and None where nothing tells them.
+    Both are signed, and None where nothing tells them. `synced` is the greatest seqno that a sync record in it names,
+    after the last rollback mark; NO_SEQNO where none does.
     """
 
     before: int | None
     after: int | None
     faults: tuple[HashFault, ...]
+    synced: Seqno = NO_SEQNO
 
 
 def check_hashes(
@@ -50,6 +52,7 @@ def check_hashes(
     begun, base, since = h, h, seqno  # `base` is the hash before the transaction `since`, `added` what came since then
     added = fragments = 0
     whole = not fragno  # all fragments of the transaction were seen
+    synced = NO_SEQNO
     while offset < end:
         outcome = reader.read(offset, verify=False)
         if isinstance(outcome, RecordHeader):
@@ -70,7 +73,7 @@ def check_hashes(
                     begun = base = None
                     since, added, whole = seqno, 0, True
         elif isinstance(outcome, SyncRecord):
-            told, count = signed(outcome.h), seqno - since
+            told, count, synced = signed(outcome.h), seqno - since, max(synced, outcome.seqno)
             if outcome.seqno == seqno - 1 and whole:
                 if base is None:
                     base = before(told, added, count)
@@ -81,10 +84,10 @@ def check_hashes(
                     faults.append(HashFault(offset, outcome.seqno, f"{why}and {outcome.h:016x} in this sync record"))
                     base, since, added = told, seqno, 0
         elif isinstance(outcome, RollbackMark):
-            base = None
+            base, synced = None, NO_SEQNO
             since = seqno = Seqno(outcome.matchpoint_seqno + 1)
             added = 0
         else:
             break
         offset += outcome.record_length
-    return HashedSpan(begun, None if base is None else after(base, added, seqno - since), tuple(faults))
+    return HashedSpan(begun, None if base is None else after(base, added, seqno - since), tuple(faults), synced)

@@ -365,6 +365,7 @@ class _Walk:
     mark: RollbackMark | None = None
     h: int | None = None
     """The running hash up to `last`, signed; None where nothing tells it."""
+    synced: Seqno = NO_SEQNO
 
     def first_seqno(self) -> Seqno | None:
         """Return the first good event's seqno, if nothing bad stands before it."""
@@ -441,6 +442,7 @@ def _check_segment(
             next_name=None if found is None else found.next_name,
             torn=walk.torn,
             mark=walk.mark,
+            synced=walk.synced,
         )
     )
     tally.end = None if found is None else found.last_seqno
@@ -490,6 +492,7 @@ def _walk(
         stored.hold_against(number, found)
         span = check_hashes(reader, start, found.end, first, found.last_seqno, walk.h)
         walk.h = span.after
+        walk.synced = max(walk.synced, span.synced)
         for fault in span.faults:
             tally.fault(number, fault.offset, fault.seqno, fault.why, Damage.HASH)
         if span.before is not None and walk.bad and first == (walk.bad[-1].last + 1, 0):
