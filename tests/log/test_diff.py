@@ -198,6 +198,21 @@ def test_padding_is_no_difference() -> None:
         assert compare(one, other, full=full).agree
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_tables_that_one_header_leaves_out_are_no_difference(full: bool) -> None:
+    """A conversion lists what the header of a load's rows does not; two lists that differ do differ."""
+    disks = {}
+    for tables in (None, (("shop", "orders"),), (("shop", "items"),)):
+        disks[tables] = disk = SimDisk()
+        with open_log(disk, segment_bytes=1_000) as log:
+            log.append(make_fragment("e", tables=tables))
+            log.commit()
+    bare, orders, items = disks.values()
+    assert compare(bare, orders, full=full).agree and compare(items, bare, full=full).agree
+    told = compare(orders, items, full=full).first
+    assert told is not None and (told.seqno, told.kind) == (1, Disagreement.CHECKSUM)
+
+
 def test_logs_without_a_common_seqno_cannot_agree() -> None:
     disk = log_of()
     back = copy_of(disk)

@@ -14,7 +14,9 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
+from tranlog.change import TableName
 from tranlog.errors import LogClosedError, PayloadError
 from tranlog.header import Record, TransactionHeader
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
@@ -243,14 +245,17 @@ def _disagreement(one: ReadableTransaction, other: ReadableTransaction, *, conte
 def _same(one: ReadableTransaction, other: ReadableTransaction) -> bool:
     """Whether two transactions say the same, fragment by fragment: replication carries the cut, too.
 
-    What a conversion keeps of another codec for the way back is in a payload's bytes and not in what it says. What a
-    Java replicator's payload does not tell as changes (LOAD DATA) is compared as it stands, where both are its.
+    What a conversion keeps of another codec for the way back is in a payload's bytes and not in what it says; tables
+    that one header leaves out, and a conversion lists, are in the payloads of both. What a Java replicator's payload
+    does not tell as changes (LOAD DATA) is compared as it stands, where both are its.
     """
     try:
         for left, right in zip_longest(_parts(one), _parts(other)):
-            if left is None or right is None or left[0] != right[0]:
+            if left is None or right is None or left.identity != right.identity:
                 return False
-            if left[1] != right[1] and not _say_the_same(left[1], right[1]):
+            if left.tables != right.tables and None not in (left.tables, right.tables):
+                return False
+            if left.payload != right.payload and not _say_the_same(left.payload, right.payload):
                 return False
     except PayloadError:
         if not (isinstance(one, ForeignTransaction) and isinstance(other, ForeignTransaction)):
@@ -266,7 +271,15 @@ def _say_the_same(one: bytes, other: bytes) -> bool:
         return False
 
 
-def _parts(transaction: ReadableTransaction) -> Iterator[tuple[tuple[object, ...], bytes]]:
+class _Part(NamedTuple):
+    """A fragment as it is compared; `tables` is None where its header does not list what its payload touches."""
+
+    identity: tuple[object, ...]
+    tables: tuple[TableName, ...] | None
+    payload: bytes
+
+
+def _parts(transaction: ReadableTransaction) -> Iterator[_Part]:
     record: Record
     for record in transaction.records():
         header = record.header
@@ -278,6 +291,5 @@ def _parts(transaction: ReadableTransaction) -> Iterator[tuple[tuple[object, ...
             header.event_id,
             header.shard_id,
             header.tstamp,
-            header.tables,
         )
-        yield identity, record.payload
+        yield _Part(identity, header.tables, record.payload)
