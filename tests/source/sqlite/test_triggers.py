@@ -17,6 +17,7 @@ import pytest
 from fix_sqlite import Replica, content
 from tranlog.change import Fragment, Op, RowChange, Statement
 from tranlog.errors import ForeignWriterError, PositionLostError, SourceSetupError
+from tranlog.findings import Severity
 from tranlog.payload import decode
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install, strip_copy
 from tranlog.source.sqlite.kind import KIND
@@ -343,6 +344,22 @@ def test_rows_of_an_unknown_number_are_damaged(
     foreign.execute("UPDATE _tranlog_outbox SET changes = 4000")
     with pytest.raises(ChangesDamagedError, match=r"id 1 .* 4000 names no table"):
         [*source.read(0)]
+
+
+def test_a_table_that_is_too_wide_is_found_before_anything_is_made(path: Path, foreign: apsw.Connection) -> None:
+    """Capture ended on it after its log was made, and `doctor` said that nothing is wrong."""
+    foreign.execute(f"CREATE TABLE wide(id INTEGER PRIMARY KEY, {', '.join(f'c{at}' for at in range(450))})")
+    options = SqliteSourceOptions(path=str(path), source_id="s", foreign_writes="capture_by_trigger")
+    told = "table main.wide has 451 columns, and triggers capture 450 at most"
+    with pytest.raises(SourceSetupError, match=told):
+        KIND.open(options)
+    found = {one.subject: one for one in KIND.examine(options, ManualClock(), None)}
+    assert found["tables"].severity is Severity.WRONG and told in found["tables"].text
+    assert found["connection"].severity is Severity.FINE
+    KIND.open(SqliteSourceOptions(path=str(path), source_id="s"))
+    foreign.execute("ALTER TABLE wide DROP COLUMN c0")
+    KIND.open(options)
+    assert [*foreign.execute("SELECT name FROM sqlite_schema")] == [("wide",)], "nothing was made"
 
 
 def test_what_capture_made_is_listed_and_taken_away(

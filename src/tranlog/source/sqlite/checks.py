@@ -11,13 +11,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
 
+import apsw
+
 from tranlog.disk import may_write
+from tranlog.errors import SourceUnavailableError
 from tranlog.findings import CheckResult, Severity, fine, tried, warning, wrong
 from tranlog.source.kinds import CapturedUpTo
-from tranlog.source.sqlite.opening import looking
+from tranlog.source.sqlite.opening import db_transaction, looking
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
-from tranlog.source.sqlite.schema import read_installed
+from tranlog.source.sqlite.schema import read_installed, read_schema
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
+from tranlog.source.sqlite.triggers import check_width
 
 OUTBOX_MOST: Final = 1 << 30
 """So many bytes may wait in the outbox before it is worth a word."""
@@ -52,7 +56,20 @@ def _rights(path: str) -> CheckResult:
     return wrong("rights", text, f"Run as the owner, or: chmod u+w {' '.join(closed)}")
 
 
+def check_columns(options: SqliteSourceOptions) -> None:
+    """Raise SourceSetupError for a table that triggers, which are to capture it, cannot take in."""
+    if not options.by_trigger:
+        return
+    try:
+        with closing(looking(options.path)) as db, db_transaction(db, write=False):
+            for table in read_schema(db).maps():
+                check_width(table)
+    except apsw.Error as exc:
+        raise SourceUnavailableError(where=options.path, why=str(exc)) from exc
+
+
 def _tables(source: SqliteSource, event_id: str | None) -> str:
+    check_columns(source.options)
     with closing(source):
         with closing(looking(source.options.path)) as db:
             installed = read_installed(db, source.options.path)

@@ -17,7 +17,7 @@ from tranlog.errors import SourceUnavailableError
 from tranlog.findings import CheckResult
 from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
-from tranlog.source.sqlite.checks import examine
+from tranlog.source.sqlite.checks import check_columns, examine
 from tranlog.source.sqlite.claim import OutboxPlace, place_of
 from tranlog.source.sqlite.opening import looking, uninstall
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
@@ -57,6 +57,7 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
     def open(self, options: SqliteSourceOptions) -> SqliteSource:
         source = SqliteSource(options)
         source.check()
+        check_columns(options)
         return source
 
     def tables(self, options: SqliteSourceOptions) -> SqliteTables:

@@ -80,16 +80,21 @@ def make_room(db: apsw.Connection) -> None:
     db.execute(_CREATE_TABLES)
 
 
-def add_triggers(db: apsw.Connection, table: TableMap, encoded: bytes, shard: str) -> dict[str, str]:
-    """Number a table as it is now and make its triggers, in the caller's transaction; return their texts.
-
-    Raises SourceSetupError for a table with too many columns.
-    """
+def check_width(table: TableMap) -> None:
+    """Raise SourceSetupError for a table with too many columns."""
     if len(table.columns) > _COLUMNS_MOST:
         raise SourceSetupError(
             why=f"table {table.name} has {len(table.columns)} columns, and triggers capture {_COLUMNS_MOST} at most",
             remedy='Use foreign_writes = "refuse", and write through tranlog.source.sqlite.connect',
         )
+
+
+def add_triggers(db: apsw.Connection, table: TableMap, encoded: bytes, shard: str) -> dict[str, str]:
+    """Number a table as it is now and make its triggers, in the caller's transaction; return their texts.
+
+    Raises SourceSetupError for a table with too many columns.
+    """
+    check_width(table)
     have = value_columns(db)
     for at in range(have, 2 * len(table.columns)):
         db.execute(f"ALTER TABLE main.{OUTBOX_TABLE} ADD COLUMN c{at}")
