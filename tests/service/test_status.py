@@ -399,7 +399,8 @@ def test_the_json_form_has_its_keys_in_their_order(
     told = json.loads(capsys.readouterr().out)
     assert " ".join(told) == "service file at source log pipeline loads waits_for problems"
     assert " ".join(told["source"]) == (
-        "kind where source_id captured_event_id captured_tstamp now_at waiting retained_bytes note in_flight error"
+        "kind where source_id captured_event_id captured_tstamp now_at waiting retained_bytes note in_flight error "
+        "waiting_unit"
     )
     assert " ".join(told["log"]) == (
         "directory writer history first_seqno last_seqno committed_seqno first_epoch epoch segments bytes holds"

@@ -47,14 +47,16 @@ OptionsT = TypeVar("OptionsT", bound=SourceOptions)
 class SourceStanding(NamedTuple):
     """Where a source stands, for `status`; what it does not tell is empty or None.
 
-    `waiting` counts transactions that are not captured. `retained_bytes` is what the source keeps for us. `note`: what
-    an operator should know of it, in sentences.
+    `waiting` counts what is not captured, in `waiting_unit`: rows where the source does not tell which of them are one
+    transaction. `retained_bytes` is what the source keeps for us. `note`: what an operator should know of it, in
+    sentences.
     """
 
     now_at: str = ""
     waiting: int | None = None
     retained_bytes: int | None = None
     note: str = ""
+    waiting_unit: str = "transactions"
 
 
 class SourceObject(NamedTuple):

@@ -346,6 +346,26 @@ def test_rows_of_an_unknown_number_are_damaged(
         [*source.read(0)]
 
 
+def test_what_waits_is_told_in_rows_and_with_the_bytes_of_their_values(
+    path: Path, foreign: apsw.Connection, open_source: Callable[..., SqliteSource]
+) -> None:
+    """50 rows of 20,000 bytes were 50 transactions, 50 bytes."""
+    with connect(path) as ours:
+        ours.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, b)")
+    ours.close()
+    options = open_source().options
+    captured = KIND.event_id(options)
+    before = KIND.standing(options, captured)
+    assert (before.waiting, before.waiting_unit) == (0, "transactions")
+    foreign.execute(f"{counted(50)} INSERT INTO t SELECT i, zeroblob(20_000) FROM n")
+    found = KIND.standing(options, captured)
+    assert before.retained_bytes is not None and found.retained_bytes is not None
+    assert (found.waiting, found.waiting_unit) == (50, "rows")
+    assert 1_000_000 < found.retained_bytes - before.retained_bytes < 1_001_000
+    told = {one.subject: one.text for one in KIND.examine(options, ManualClock(), None)}["retention"]
+    assert told.endswith(f" rows wait in the outbox, {found.retained_bytes} bytes")
+
+
 def test_a_table_that_is_too_wide_is_found_before_anything_is_made(path: Path, foreign: apsw.Connection) -> None:
     """Capture ended on it after its log was made, and `doctor` said that nothing is wrong."""
     foreign.execute(f"CREATE TABLE wide(id INTEGER PRIMARY KEY, {', '.join(f'c{at}' for at in range(450))})")

@@ -45,7 +45,8 @@ _CHANNEL_HEADS: Final = (
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """The source: up to where it is captured, where it is itself, and what it keeps for us.
 
-    `waiting` counts transactions in SQLite's outbox; None where the source does not tell. `in_flight`: the large
+    `waiting` counts transactions in SQLite's outbox, or rows, by `waiting_unit`; None where the source does not tell.
+    `in_flight`: the large
     transaction that capture is reading; None for none, and where no capture answers. `error`: why the last capture
     ended, None for no error, and while one runs.
     """
@@ -61,6 +62,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     in_flight: PartRead | None = None
     error: LastError | None = None
+    waiting_unit: str = "transactions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +158,10 @@ def waits_for(status: ServiceStatus) -> Iterator[str]:
     """Say what keeps the whole from going on, first things first. Pure."""
     source, log, pipeline = status.source_state, status.log, status.pipeline
     if log is None or log.writer is None:
-        waiting = f"; {source.waiting} transactions wait in the source" if source and source.waiting else ""
+        waiting = f"; {source.waiting} {source.waiting_unit} wait in the source" if source and source.waiting else ""
         yield f"capture: nobody writes the log{waiting} (`tranlog capture`)"
     elif source is not None and source.waiting:
-        yield f"capture, which has {source.waiting} transactions to go"
+        yield f"capture, which has {source.waiting} {source.waiting_unit} to go"
     if pipeline is None:
         return
     following = pipeline.restart_seqno + 1
@@ -268,7 +270,7 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
     if source.error is not None:
         yield f"          capture {_ended(source.error)}"
     if source.waiting is not None:
-        yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
+        yield f"          outbox: {source.waiting} {source.waiting_unit}, {_size(source.retained_bytes or 0)}"
     elif source.retained_bytes is not None:
         yield f"          slot: keeps {_size(source.retained_bytes)} of WAL"
     if source.note:

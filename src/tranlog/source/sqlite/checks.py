@@ -21,7 +21,7 @@ from tranlog.source.sqlite.opening import db_transaction, looking
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import read_installed, read_schema
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
-from tranlog.source.sqlite.triggers import check_width
+from tranlog.source.sqlite.triggers import check_width, held_bytes
 
 OUTBOX_MOST: Final = 1 << 30
 """So many bytes may wait in the outbox before it is worth a word."""
@@ -83,8 +83,9 @@ def _retention(path: str) -> CheckResult:
     with closing(looking(path)) as db:
         if not db.table_exists("main", OUTBOX_TABLE):
             return fine("retention", "nothing waits to be captured")
-        ((rows, size),) = db.execute(f"SELECT count(*), coalesce(sum(length(changes)), 0) FROM main.{OUTBOX_TABLE}")
-    if int(size) <= OUTBOX_MOST:
+        ((rows,),) = db.execute(f"SELECT count(*) FROM main.{OUTBOX_TABLE}").fetchall()
+        size = held_bytes(db)
+    if size <= OUTBOX_MOST:
         return fine("retention", f"{rows} rows wait in the outbox, {size} bytes")
     text = f"{rows} rows wait in the outbox, {size} bytes: they fill the source's disk until a capture has them"
     return warning("retention", text, "Start `tranlog capture`")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, ClassVar, Final
 
 import apsw
@@ -24,7 +24,7 @@ from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
 from tranlog.source.sqlite.tables import SqliteTables
-from tranlog.source.sqlite.triggers import CAPTURE_PREFIX
+from tranlog.source.sqlite.triggers import BY_TRIGGER, CAPTURE_PREFIX, held_bytes
 
 _LAST: Final = (
     f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
@@ -38,7 +38,9 @@ _BY_TRIGGER_NOTE: Final = (
     "Triggers capture what foreign programs write: transactions that commit between two looks of capture become one, "
     "and rows that REPLACE removes are missed without PRAGMA recursive_triggers."
 )
-_HELD: Final = f"SELECT count(*) FILTER (WHERE last AND id > ?), sum(length(changes)) FROM main.{OUTBOX_TABLE}"
+_WAITING: Final = (
+    f"SELECT count(*), count(*) FILTER (WHERE last = {BY_TRIGGER}) FROM main.{OUTBOX_TABLE} WHERE last AND id > ?"
+)
 
 
 class SqliteKind(SourceKind[SqliteSourceOptions]):
@@ -80,10 +82,14 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
 
     def standing(self, options: SqliteSourceOptions, captured: str) -> SourceStanding:
         found = place_of(captured)
-        row = _read_outbox(options.path, _HELD, 0 if found is None else found[1].id)
-        if row is None:
-            return SourceStanding(waiting=0, retained_bytes=0)
-        return SourceStanding("", row[0], row[1] or 0, _BY_TRIGGER_NOTE if options.by_trigger else "")
+        with _looking(options.path) as db:
+            if not db.table_exists("main", OUTBOX_TABLE):
+                return SourceStanding(waiting=0, retained_bytes=0)
+            rows: list[Any] = db.execute(_WAITING, (0 if found is None else found[1].id,)).fetchall()
+            size = held_bytes(db)
+        ((waiting, written),) = rows
+        note = _BY_TRIGGER_NOTE if options.by_trigger else ""
+        return SourceStanding("", waiting, size, note, "rows" if written else "transactions")
 
     def installed(self, options: SqliteSourceOptions) -> list[SourceObject]:
         found = _read_outbox(options.path, _CLAIM)
@@ -112,16 +118,23 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
 KIND: Final = SqliteKind()
 
 
-def _read_outbox(path: str, sql: str, *bindings: int) -> Any:
+def _read_outbox(path: str, sql: str) -> Any:
     """Return one row of what is ours in a SQLite source, None where it is not prepared yet."""
-    return next(iter(_read(path, sql, *bindings)), None)
+    return next(iter(_read(path, sql)), None)
 
 
-def _read(path: str, sql: str, *bindings: int) -> list[Any]:
+def _read(path: str, sql: str) -> list[Any]:
+    with _looking(path) as db:
+        return db.execute(sql).fetchall() if db.table_exists("main", OUTBOX_TABLE) else []
+
+
+@contextmanager
+def _looking(path: str) -> Iterator[apsw.Connection]:
+    """Give a connection that reads. Raises SourceUnavailableError, for what SQLite refuses meanwhile too."""
     if not os.path.exists(path):
         raise SourceUnavailableError(where=path, why="there is no such file")
     try:
         with closing(looking(path)) as db:
-            return db.execute(sql, bindings).fetchall() if db.table_exists("main", OUTBOX_TABLE) else []
+            yield db
     except apsw.Error as exc:
         raise SourceUnavailableError(where=path, why=str(exc)) from exc

@@ -114,6 +114,14 @@ def value_columns(db: apsw.Connection) -> int:
     return count
 
 
+def held_bytes(db: apsw.Connection) -> int:
+    """Return how many bytes of changes the outbox holds, the values that triggers wrote among them."""
+    values = [f"sum(octet_length(c{number}))" for number in range(value_columns(db))]
+    pieces = f"sum(octet_length(changes)) FILTER (WHERE last <> {BY_TRIGGER})"
+    (sizes,) = db.execute(f"SELECT {', '.join((pieces, *values))} FROM main.{OUTBOX_TABLE}").fetchall()
+    return sum([size for size in sizes if isinstance(size, int)])
+
+
 def answer_for_triggers(db: apsw.Connection) -> None:
     """Have the triggers do nothing on this connection."""
     options = apsw.compile_options
