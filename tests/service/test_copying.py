@@ -42,6 +42,28 @@ def test_a_target_that_has_rows(folder: Path, capsys: pytest.CaptureFixture[str]
     assert not list(folder.glob("copy-of-*")), "nothing was made"
 
 
+def test_what_a_copy_leaves_out_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was left out in silence, and "source and target are equal" was said."""
+    with closing(apsw.Connection("shop.db")) as db:
+        db.execute("CREATE VIRTUAL TABLE words USING fts5(w); CREATE TABLE _tranlog_mine(n)")
+    for name, what in (
+        ("words", "a virtual table"),
+        ("_tranlog_mine", "a table with a name of capture's (_tranlog_…)"),
+    ):
+        assert main(["copy", "--tables", f"main.items,main.{name}", *WORDS]) == 2
+        assert f"--tables = 'main.{name}': it is {what}, and is not copied" in capsys.readouterr().err
+    assert not Path("target.db").exists() and not caplog.text
+    assert main(["copy", *WORDS]) == 0
+    assert "virtual table is not copied, nor what it stores table=main.words" in caplog.text
+    assert "(_tranlog_…) is not copied, nor what it stores table=main._tranlog_mine" in caplog.text
+    assert "words_" not in caplog.text
+    os.unlink("target.db")
+    caplog.clear()
+    assert main(["copy", "--tables", "main.items", *WORDS]) == 0 and not caplog.text
+
+
 def test_a_target_that_a_pipeline_fills(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also one of the name that this one would have: its log would be another."""
     with closing(apsw.Connection("target.db")) as db:

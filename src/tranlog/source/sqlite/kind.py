@@ -5,6 +5,7 @@ Owns the questions that `status` asks of the outbox. They are read-only, and fin
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Final
 import apsw
 
 from tranlog.clock import Clock
-from tranlog.errors import SourceUnavailableError
+from tranlog.errors import ConfigError, SourceUnavailableError
 from tranlog.findings import CheckResult
 from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
@@ -25,6 +26,8 @@ from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
 from tranlog.source.sqlite.tables import SqliteTables
 from tranlog.source.sqlite.triggers import BY_TRIGGER, CAPTURE_PREFIX, held_bytes
+
+logger = logging.getLogger(__name__)
 
 _LAST: Final = (
     f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
@@ -66,7 +69,14 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
         return SqliteTables(options.path)
 
     def at_once(self, options: SqliteSourceOptions, only: Sequence[str]) -> SqliteTables:
-        return SqliteTables(options.path, only)
+        reader = SqliteTables(options.path, only)
+        for name, what in reader.left_out.items():
+            if name in only:
+                reader.close()
+                raise ConfigError(option="--tables", value=name, why=f"it is a {what}, and is not copied")
+            if not only:
+                logger.warning("%s is not copied, nor what it stores table=%s", what, name)
+        return reader
 
     def identity(self, options: SqliteSourceOptions) -> str:
         return os.path.realpath(options.path)

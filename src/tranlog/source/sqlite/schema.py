@@ -34,6 +34,7 @@ from tranlog.source.sqlite.statement import fold, quote
 from tranlog.source.sqlite.triggers import (
     CAPTURE_PREFIX,
     CODECS,
+    TABLES_TABLE,
     add_triggers,
     answer_for_triggers,
     make_room,
@@ -47,6 +48,7 @@ from tranlog.types import LogicalType, Value
 
 SOURCE_TABLE = "_tranlog_source"
 OWN_PREFIX = "_tranlog_"
+OWN_TABLES = (SOURCE_TABLE, OUTBOX_TABLE, TABLES_TABLE)
 OUTBOX_VERSION = 4
 TRIGGER_VERSION = 5
 """The layout with foreign writes captured by triggers."""
@@ -164,6 +166,17 @@ class SqliteSchema:
     def maps(self) -> list[TableMap]:
         """Return the captured tables' maps by (schema, table)."""
         return sorted((plan.map for plan in self.plans.values()), key=lambda table: (table.schema, table.table))
+
+    def left_out(self) -> dict[str, str]:
+        """Return the user's tables that are not among them, by name, and what each of them is."""
+        found = dict.fromkeys(self.virtual, "virtual table")
+        shadows = tuple(f"{name}_" for name in found)
+        for parts in self.texts.values():
+            for kind, name, _ in parts:
+                own = name in OWN_TABLES or name.startswith(shadows)
+                if kind == "table" and name.startswith(OWN_PREFIX) and name not in found and not own:
+                    found[name] = f"table with a name of capture's ({OWN_PREFIX}…)"
+        return found
 
 
 def has_table(db: apsw.Connection, schema: str, name: str) -> bool:

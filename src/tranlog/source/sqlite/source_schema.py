@@ -71,10 +71,10 @@ class SourceSchema:
                 logger.warning(
                     "table without primary key: its rows are matched by all their values table=%s", plan.map.name
                 )
-        for name in schema.virtual:
+        for name, what in schema.left_out().items():
             if name not in self._warned:
                 self._warned.add(name)
-                logger.warning("virtual table is not captured, nor what it stores table=%s.%s", SCHEMA, name)
+                logger.warning("%s is not captured, nor what it stores table=%s.%s", what, SCHEMA, name)
         self._known = schema
         if self.rule.kind is ShardRuleKind.MAP:
             self.rule = ShardRule(kind=ShardRuleKind.MAP, mapping=self._joined_map(schema))

@@ -18,7 +18,7 @@ from tranlog.loads import Key
 from tranlog.row_blocks import RowBlock, encoded
 from tranlog.source.sqlite.claim import place_of
 from tranlog.source.sqlite.opening import looking
-from tranlog.source.sqlite.raw import OUTBOX_TABLE
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA
 from tranlog.source.sqlite.schema import TablePlan, read_schema
 from tranlog.source.sqlite.statement import quote
 from tranlog.types import Value
@@ -45,6 +45,8 @@ class SqliteTables:
             raise SourceUnavailableError(where=path, why=str(exc)) from exc
         self.version = schema.version
         """The number of the schema that the tables have."""
+        self.left_out = {f"{SCHEMA}.{name}": what for name, what in schema.left_out().items()}
+        """The user's tables that are not among them, and what each of them is."""
         self._plans: dict[str, TablePlan] = schema.plans
         self._maps = [table for table in schema.maps() if not only or table.name in only]
 
