@@ -44,6 +44,16 @@ def test_declaring_makes_the_store_once_and_its_queues(mail: Mail) -> None:
     assert mail("declare", str(mail.path / "no" / "parent"), "x")[0] == 4
 
 
+@pytest.mark.parametrize("more", [(), ("--exchange", "topic")])
+def test_a_name_that_none_can_have_is_a_wrong_word(mail: Mail, more: tuple[str, ...]) -> None:
+    """The exit code was that of wrong data, after the store had been made."""
+    for name, why in (("", "0 bytes"), ("é" * 128, "256 bytes"), ("\udcff", "is no UTF-8")):
+        code, _, err = mail("declare", str(mail.path), name, *more)
+        assert code == 2 and "cannot be declared: its name" in err and why in err
+    assert not mail.path.exists()
+    assert mail("declare", str(mail.path), "x" * 255, *more)[0] == 0
+
+
 def test_a_binding_leads_and_does_not_when_it_is_gone(mail: Mail) -> None:
     path = str(mail.path)
     for words in (["orders"], ["events", "--exchange", "topic"], ["all", "--exchange", "fanout", "--alternate", "by"]):

@@ -405,12 +405,19 @@ class Catalogue:
         self._database.close()
 
 
-def _check_text(what: str, field: str, text: str, *, least: int = 1) -> None:
-    """Raise DeclaredOtherwiseError for a name or key that none can have: empty, too long, not UTF-8."""
+def why_no_name(field: str, text: str, *, least: int = 1) -> str | None:
+    """Return why nothing can have this name or key: it is empty, too long, not UTF-8; None where something can."""
     try:
         size = len(text.encode())
-    except UnicodeEncodeError as exc:
-        raise DeclaredOtherwiseError(what=what, why=f"its {field} is no UTF-8") from exc
-    if not least <= size <= NAME_BYTES_MOST:
-        why = f"its {field} has {size} bytes, not {least} to {NAME_BYTES_MOST}"
+    except UnicodeEncodeError:
+        return f"its {field} is no UTF-8"
+    return (
+        None if least <= size <= NAME_BYTES_MOST else f"its {field} has {size} bytes, not {least} to {NAME_BYTES_MOST}"
+    )
+
+
+def _check_text(what: str, field: str, text: str, *, least: int = 1) -> None:
+    """Raise DeclaredOtherwiseError for a name or key that none can have."""
+    why = why_no_name(field, text, least=least)
+    if why is not None:
         raise DeclaredOtherwiseError(what=what, why=why)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tranlog.queues.by_hand import open_by_hand, open_or_make
+from tranlog.queues.files.catalogue import why_no_name
 from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.rules.routing import EXCHANGE_TYPES
 from tranlog.queues.store import MessageStore
@@ -130,6 +131,8 @@ def declare(
         hint = "takes DIR and NAME, or NAME alone with --store-dir or --data-dir"
         raise typer.BadParameter(hint, param_hint="[DIR] NAME")
     directory, name = words if named is None else (named, words[0])
+    if (why := why_no_name("name", name)) is not None:
+        raise typer.BadParameter(f"{name!r} cannot be declared: {why}", param_hint="NAME")
     options = QueueStoreOptions(
         connect=connect,
         catalog=catalog,
