@@ -35,6 +35,7 @@ from tranlog.log.files.positions import read_hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.driving.apply import ApplyResult, run_apply
 from tranlog.pipeline.driving.operation import OnError, OnlineOrder
+from tranlog.pipeline.filters.filters import Exclude
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.states import State
@@ -309,6 +310,21 @@ def test_another_target_under_the_same_name(tmp_path: Path, workload: Workload, 
     check_equal(third, workload)
     found = read_hold(str(tmp_path / "log"), "p")
     assert found is not None and found.holder == f"sqlite {tmp_path / 'c' / 'target.db'}"
+
+
+def test_another_pipeline_of_the_same_log_applies_nothing_again(tmp_path: Path, workload: Workload) -> None:
+    """A service that was given another name begins under it: refused, before anything is changed."""
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    options = options_of(tmp_path, target)
+    last = write_log(tmp_path / "log", workload, 60)
+    go(options)
+    other, before = replace(options, pipeline="q"), everything(target)
+    with pytest.raises(TargetPositionError, match=rf"pipeline 'p' has applied this log there, up to seqno {last}\. "):
+        go(other)
+    assert everything(target) == before
+    go(replace(other, beside=("p",), filters=(Exclude(tables=("*.*",)),)))
+    go(other)  # which has a position now
+    check_equal(target, workload)
 
 
 def test_a_target_in_which_nothing_was_applied_may_be_made_anew(tmp_path: Path, workload: Workload) -> None:

@@ -264,6 +264,7 @@ def test_the_end_answers_all_who_wait(tmp_path: Path, workload: Workload, option
 def test_two_services_beside_each_other(tmp_path: Path) -> None:
     """Two pipelines of two logs at one target: neither sees the other's positions, shards or stops."""
     loads = {"north": Workload(seed=1, shards=("north", "east")), "south": Workload(seed=2, shards=("south", "west"))}
+    loads["south"].transactions = 1000  # which two sources have no event in common
     target = SqliteTarget(tmp_path / "target.db", [table for load in loads.values() for table in load.tables])
     operations = {}
     for name, load in loads.items():

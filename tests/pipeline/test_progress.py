@@ -88,6 +88,7 @@ def start(
     take_over: bool = False,
     shards: int = 0,
     known: Known | None = None,
+    others: dict[str, list[ChannelRow]] | None = None,
 ) -> StartPlan:
     return plan_start(
         pipeline=row,
@@ -100,6 +101,7 @@ def start(
         take_over=take_over,
         shards=shards,
         known=known,
+        others=others,
     )
 
 
@@ -117,6 +119,22 @@ def test_a_fresh_start_begins_with_the_first_that_the_log_holds() -> None:
 def test_a_fresh_start_begins_where_it_is_told_to() -> None:
     assert positions(start(None, [], begin=40)) == [(0, 39, 0), (1, 39, 0)]
     assert start(None, [], begin=9) == PurgedAway(channel=0, seqno=Seqno(9), first=Seqno(10))
+
+
+def test_what_another_pipeline_has_applied_of_this_log_is_not_applied_again() -> None:
+    """docs/operations.md, "A target that lost its position": the last row of its table."""
+    others = {"first": [at(0, 60), at(1, 45)]}
+    anew = replace(pipeline(TWO), channels=0)
+    for row in (None, anew):
+        refused = start(row, [], others=others)
+        assert isinstance(refused, LostPosition)
+        assert refused.why == "it has none there, and pipeline 'first' has applied this log there, up to seqno 60"
+        assert '[pipeline] name = "first"' in refused.remedy and 'beside = ["first"]' in refused.remedy
+    assert positions(start(None, [], others=others, begin=61)) == [(0, 60, 0), (1, 60, 0)]
+    assert positions(start(pipeline(TWO), [at(0, 60), at(1, 45)], others=others)) == [(0, 60, 2), (1, 45, 1)]
+    nothing, elsewhere = ChannelRow(channel=0, applied_seqno=Seqno(60)), replace(at(0, 60), source_id="another")
+    for strange in (nothing, elsewhere, replace(at(0, 60), tstamp=1), at(0, 500)):
+        assert isinstance(start(None, [], others={"first": [strange]}), Run)
 
 
 def test_an_unchanged_plan_goes_on_from_each_position() -> None:

@@ -45,6 +45,9 @@ class ApplyOptions:
     until_seqno: int | str | None = None
     start_seqno: int | None = field(default=None, metadata={"example": 0, "default": "the first in the log"})
     """The first to apply where the target has no position."""
+    beside: tuple[str, ...] = field(default=(), metadata={"example": ["orders"]})
+    """Other pipelines of this log that fill this target too, with filters that keep their rows apart. A start from the
+    log's first transactions is refused where another pipeline has applied them."""
     limit: Limit | None = None
     """A limit beside `until_seqno`; the nearer one ends the run."""
     leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
@@ -77,7 +80,8 @@ class ApplyOptions:
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
-        check_pipeline_name(self.pipeline)
+        for name in (self.pipeline, *self.beside):
+            check_pipeline_name(name)
         self.shard_plan().check()
         if self.plan.by is ShardBy.WRITES and self.parallelization is Parallelization.MEMORY:
             why = 'parallelization = "memory" splits the log by shard; by = "schema" runs there, or "disk" by writes'

@@ -39,9 +39,14 @@ def target_words(options: TargetOptions, target: Target) -> str:
     return fit_holder(target.where)
 
 
+def keeps_no_rows(words: str) -> bool:
+    """Whether these words name a target that nothing can come to twice."""
+    return words.startswith(_KEEPS_NO_ROWS)
+
+
 def known_of(found: Hold | None, words: str) -> Known | None:
     """Return what a hold records of a pipeline for the target of this name; None: nothing."""
-    if found is None or words.startswith(_KEEPS_NO_ROWS) or found.holder.startswith((_KEEPS_NO_ROWS, _NOTHING)):
+    if found is None or keeps_no_rows(words) or found.holder.startswith((_KEEPS_NO_ROWS, _NOTHING)):
         return None
     there = "" if found.holder == words else found.holder
     return Known(upto=found.restart_seqno, begun=bool(found.holder), target=there)

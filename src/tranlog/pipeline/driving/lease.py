@@ -19,7 +19,7 @@ from tranlog.disk import OsDisk
 from tranlog.errors import LogMissingError, PipelineHeldError, TargetAheadError, TargetPositionError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.pipeline.applying.holding import Holding, target_words
+from tranlog.pipeline.applying.holding import Holding, keeps_no_rows, target_words
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import SeqnoRanges
@@ -118,6 +118,7 @@ class Lease:
             take_over=self._options.take_over,
             shards=len(target.positions.read_assignment(name)),
             known=known,
+            others=None if rows or keeps_no_rows(self._words) else self._others(),
         )
         match plan:
             case Run() | Drain():
@@ -132,6 +133,11 @@ class Lease:
                 raise TargetPositionError(where=target.where, pipeline=name, why=why, upto=upto, remedy=remedy)
             case _:
                 assert_never(plan)
+
+    def _others(self) -> dict[str, Sequence[ChannelRow]]:
+        """Read the rows of the target's pipelines that this one is not said to run beside."""
+        read, known = self._target.positions, {self._options.pipeline, *self._options.beside}
+        return {name: read.read_channels(name) for name in read.pipelines() if name not in known}
 
     def _read_pipeline(self) -> tuple[PipelineRow | None, Sequence[ChannelRow]]:
         """Read the pipeline's row and its channels' as one driver has written them."""

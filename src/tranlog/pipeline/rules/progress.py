@@ -176,13 +176,15 @@ def plan_start(
     take_over: bool,
     shards: int = 0,
     known: Known | None = None,
+    others: Mapping[str, Sequence[ChannelRow]] | None = None,
 ) -> StartPlan:
     """Decide what a start does.
 
     `pipeline` and `rows` are what the target holds, `shards` for how many it has a channel recorded; `known` what the
-    log tells of the pipeline (None: nothing). `start` is the seqno that the user wants applied first where the target
-    has no position (None: the first that the log holds), `alive` whether another driver was seen to be. Raises
-    ConfigError for a stored rule of no release.
+    log tells of the pipeline (None: nothing). `others` are the rows of pipelines at this target that it is not said to
+    run beside. `start` is the seqno that the user wants applied first where the target has no position (None: the first
+    that the log holds), `alive` whether another driver was seen to be. Raises ConfigError for a stored rule of no
+    release.
     """
     if alive and not take_over and pipeline is not None:
         return HeldElsewhere(holder=pipeline.holder)
@@ -198,6 +200,9 @@ def plan_start(
     if pipeline is None or not stored:  # it never ran, or is to begin anew
         if begin < first - 1:
             return PurgedAway(channel=0, seqno=Seqno(begin + 1), first=first)
+        twice = _applied_by_another(others or {}, begin, header_at)
+        if twice is not None:
+            return twice
         fresh = tuple(ChannelRow(channel=channel, applied_seqno=begin) for channel in range(wanted.channels))
         token = 0 if pipeline is None else pipeline.token
         return Run(plan=wanted, rows=fresh, expected_token=token, keep_assignment=False)
@@ -223,6 +228,34 @@ def plan_start(
         keep_assignment=False,
         notes=(*notes, f"the plan changed at seqno {max(positions)} ({change})"),
     )
+
+
+def _applied_by_another(
+    others: Mapping[str, Sequence[ChannelRow]], begin: Seqno, header_at: HeaderAt
+) -> LostPosition | None:
+    """Say which pipeline has applied transactions of this log after `begin` at the target; None: none.
+
+    What filters it had nobody knows, so whether the two share a table is for the user to say.
+    """
+    for name, rows in sorted(others.items()):
+        upto = [row.applied_seqno for row in rows if row.applied_seqno > begin and _names(row, header_at)]
+        if upto:
+            why = f"it has none there, and pipeline {name!r} has applied this log there, up to seqno {max(upto)}"
+            remedy = (
+                f'Go on under that name: [pipeline] name = "{name}", or --pipeline {name}. Where both are to fill this '
+                f'target, with filters that keep their rows apart: [pipeline] beside = ["{name}"]'
+            )
+            return LostPosition(why=why, upto=None, remedy=remedy)
+    return None
+
+
+def _names(row: ChannelRow, header_at: HeaderAt) -> bool:
+    """Whether a position names the very transaction that the log holds there."""
+    header = header_at(row.applied_seqno)
+    if header is None or row.epoch == NO_EPOCH:
+        return False
+    found = header.epoch, header.source_id, header.event_id, header.tstamp
+    return found == (row.epoch, row.source_id, row.event_id, row.tstamp)
 
 
 def _find_lost(
