@@ -8,19 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fix_pipeline import BY_SCHEMA, Workload, items
-from tranlog.change import Change, Op, RowChange, Statement
+from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.errors import TargetTableError
 from tranlog.ids import Seqno
+from tranlog.loads import KeyRange, LoadBegin, LoadChunk, LoadEnd, LoadMark, LoadStep
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.tables_ahead import check_next
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.filters.filters import Exclude, Filter, PresentRows, Rename
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.source.packer import TransactionPacker
+from tranlog.shard import UNKNOWN_SHARD
+from tranlog.source.packer import TransactionPacker, pack
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer
 
@@ -31,11 +34,16 @@ def rows(*names: str, schema: str) -> list[Change]:
     return [RowChange(items(schema, name), Op.INSERT, None, (1, 1, "")) for name in names]
 
 
-def written(folder: Path, transactions: Sequence[list[Change]]) -> str:
+def written(folder: Path, transactions: Sequence[list[Change] | tuple[list[Change], LoadMark]]) -> str:
+    """Write a log of these changes; with a mark they are a step of a load."""
     workload, packer = Workload(seed=1), TransactionPacker(source_id="test", rule=BY_SCHEMA)
     with Log.open(str(folder), source_id="test") as log:
-        for changes in transactions:
-            workload.append(log, packer, changes)
+        for one in transactions:
+            if isinstance(one, tuple):
+                (fragment,) = pack(one[0], source_id="test", event_id="e", tstamp=1, metadata=one[1].metadata())
+                log.append(msgspec.structs.replace(fragment, shard_id=UNKNOWN_SHARD, tables=None))
+            else:
+                workload.append(log, packer, one)
         log.commit()
     return str(folder)
 
@@ -100,7 +108,7 @@ def test_the_next_tables_are_refused_before_spark_is_started(
         first = log.range().first_seqno
 
         def look(*filters: Filter, restart: int = first - 1, **more: Any) -> None:
-            given = {"until": None, "left_out": (), **more}
+            given = {"pipeline": "p", "until": None, "left_out": (), **more}
             check_next(opened, log, filters, Seqno(restart), **given)
 
         with pytest.raises(TargetTableError, match=r"shop\.bad \(seqno \d+\): there is no such table") as refused:
@@ -117,4 +125,42 @@ def test_the_next_tables_are_refused_before_spark_is_started(
         ):
             fine()
         opened.rows.create_table(items("shop", "bad"))
+        look()
+
+
+def test_the_rows_of_a_load_are_refused_before_spark_is_started(tmp_path: Path) -> None:
+    """With what makes its tables; not those of an empty table, of another pipeline, or of a load that began before."""
+    good, bad, empty = (items("shop", name) for name in ("good", "bad", "empty"))
+
+    def mark(step: LoadStep) -> LoadMark:
+        return LoadMark(load="1", pipeline="p", step=step)
+
+    def chunk(table: TableMap, rows: int) -> LoadMark:
+        return mark(LoadChunk(table=(table.schema, table.table), key=("id",), keys=KeyRange(), rows=rows))
+
+    transactions: list[tuple[list[Change], LoadMark]] = [
+        ([], mark(LoadBegin(tables=(bad, empty, good), replace=False))),
+        ([], chunk(empty, 0)),
+        (rows("good", schema="shop"), chunk(good, 1)),
+        (rows("bad", schema="shop"), chunk(bad, 1)),
+        ([], mark(LoadEnd())),
+    ]
+    with (
+        closing(LogReader.open(written(tmp_path / "log", transactions))) as log,
+        closing(open_target(TargetOptions(kind="sqlite", path=str(tmp_path / "target.db")))) as opened,
+    ):
+        opened.rows.create_table(good)
+        first = log.range().first_seqno
+
+        def look(*filters: Filter, restart: int = first - 1, pipeline: str = "p") -> None:
+            check_next(opened, log, filters, Seqno(restart), pipeline=pipeline, until=None, left_out=())
+
+        with pytest.raises(TargetTableError, match=r"shop\.bad \(seqno \d+\): there is no such table") as refused:
+            look()
+        assert "tranlog tables create --from source" in refused.value.remedy
+        assert refused.value.seqno is not None
+        look(pipeline="another")
+        look(restart=refused.value.seqno - 1)
+        look(Exclude(tables=("shop.bad",)))
+        opened.rows.create_table(bad)
         look()

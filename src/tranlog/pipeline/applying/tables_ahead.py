@@ -13,12 +13,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from tranlog.change import Statement, TableMap, TableName
+from tranlog.change import RowChange, Statement, TableMap, TableName
 from tranlog.errors import TargetTableError
 from tranlog.ids import Seqno
+from tranlog.loads import mark_of
 from tranlog.log.reading.readable import ReadableLog
+from tranlog.pipeline.applying.group import last_metadata
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import EachBatch, EachTransaction, Filter, PresentRows, TableFilter, renamed
+from tranlog.pipeline.rules.loading import LoadMoved, read_stored, step
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Target
 
@@ -28,6 +31,9 @@ HEADERS_LEAST: Final = 500
 """So many at the log's end are, where fewer are still to be applied."""
 CHANGES_MOST: Final = 100
 """So many changes of a transaction are looked at for tables that no one before it has."""
+_FOR_A_LOAD: Final = (
+    'Make all tables of the load: tranlog tables create --from source; or have them made: [target] ddl = "follow"'
+)
 
 
 def check_tables(target: Target, reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> None:
@@ -58,17 +64,20 @@ def check_next(
     filters: Sequence[Filter],
     restart: Seqno,
     *,
+    pipeline: str,
     until: Seqno | None,
     left_out: Sequence[tuple[int, int]],
 ) -> None:
     """Refuse the first table of the next transactions that would not take its first row. Raises TargetTableError.
 
-    Transactions after `until`, inclusive, and those `left_out`, ranges with both ends, are none of them. Nor are serial
-    ones, since a load's rows may be for others; and nothing is asked where a filter may leave a row out.
+    Transactions after `until`, inclusive, and those `left_out`, ranges with both ends, are none of them. Of the serial
+    ones only the rows of loads are that are for this pipeline and begin here; and nothing is asked where a filter may
+    leave a row out.
     """
     if any(isinstance(one, PresentRows | EachTransaction | EachBatch) for one in filters):
         return
     chain, seen = Chain(filters), set[TableName]()
+    loads = read_stored(target.positions.read_loads(pipeline))
     with reader.cursor(committed_only=True) as cursor:
         cursor.seek(Seqno(restart + 1))
         for header in islice(iter(cursor.next_header, None), HEADERS_MOST):
@@ -79,21 +88,39 @@ def check_next(
                 continue
             if any(first <= header.seqno <= last for first, last in left_out):
                 continue
-            for change in islice(cursor.current().changes(), CHANGES_MOST):
-                if isinstance(change, Statement):
+            transaction = cursor.current()
+            if serial:
+                first = next(iter(transaction.changes()), None)
+                if isinstance(first, Statement):
                     return  # which may make any table
-                if serial:
-                    break
-                if (name := (change.table.schema, change.table.table)) not in seen and not change.table.sequence:
-                    seen.add(name)
+                if first is not None and _name(first) in seen:
+                    continue
+                mark = mark_of(last_metadata(transaction))
+                if mark is not None:
+                    loads, verdict = step(loads, mark, pipeline)
+                    if first is not None and isinstance(verdict, LoadMoved):
+                        seen.add(_name(first))
+                        _check(target, chain, first.table, header.seqno, of_load=True)
+                continue
+            for change in islice(transaction.changes(), CHANGES_MOST):
+                if isinstance(change, Statement):
+                    return
+                if _name(change) not in seen and not change.table.sequence:
+                    seen.add(_name(change))
                     _check(target, chain, change.table, header.seqno)
             seen.update(header.tables or ())
 
 
-def _check(target: Target, chain: Chain, table: TableMap, seqno: Seqno) -> None:
+def _name(change: RowChange) -> TableName:
+    return change.table.schema, change.table.table
+
+
+def _check(target: Target, chain: Chain, table: TableMap, seqno: Seqno, *, of_load: bool = False) -> None:
     if (there := chain.table(table)) is not None:
         try:
             target.rows.check_table(there.table)
         except TargetTableError as exc:
             exc.seqno = seqno
+            if of_load and exc.remedy == TargetTableError.remedy:
+                exc.remedy = _FOR_A_LOAD
             raise

@@ -238,7 +238,7 @@ class _Driver:
         target, reader, options = self._target, self._reader, self._options
         check_tables(target, reader, options.filters, restart)
         left_out = [*options.leave_out.ranges, *target.positions.read_left_out(options.pipeline)]
-        check_next(target, reader, options.filters, restart, until=until, left_out=left_out)
+        check_next(target, reader, options.filters, restart, pipeline=options.pipeline, until=until, left_out=left_out)
 
     def _until(self) -> Seqno | None:
         until = self._options.until_seqno
