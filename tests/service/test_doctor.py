@@ -111,6 +111,22 @@ def test_what_a_start_refuses_of_a_target_is_found(folder: Path, capsys: pytest.
 
 
 @pytest.mark.long
+def test_a_target_that_is_the_source_is_refused_before_anything_is_made(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By doctor, the check of the configuration, and what starts; under another name of the file too."""
+    (folder / "same.db").symlink_to("source.db")
+    (folder / "tranlog.toml").write_text(CONFIG.replace("target.db", "same.db"))
+    said = "it is the source; name another database"
+    assert said in doctor(capsys, wrong=1)["target", "connection"]["text"]
+    before = (folder / "source.db").read_bytes()
+    for line in ("config check", "capture --once", "apply --until now", "run"):
+        assert main(line.split()) == 2
+        assert said in capsys.readouterr().err
+    assert not (folder / "log").exists() and (folder / "source.db").read_bytes() == before
+
+
+@pytest.mark.long
 def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryDirectory() as made:  # the run's own folders are closed to others
         folder, place = Path(made), Path(made) / "place"

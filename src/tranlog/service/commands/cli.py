@@ -82,6 +82,7 @@ from tranlog.service.frame.command import (
 from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.frame.progress import Progress
+from tranlog.service.process.apart import check_apart
 from tranlog.service.process.capturing import CaptureThread, open_capture
 from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.last_error import keep_error, keeping_error
@@ -337,6 +338,7 @@ def _said(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
 
 def _apply_options(config: Config, *, until: str | None, take_over: bool) -> ApplyOptions:
     """Return the options of one run. Raises ConfigError."""
+    check_apart(config)
     options = config.apply_options()
     options = dataclasses.replace(options, until_seqno=_until(until), take_over=take_over)
     options.check()

@@ -19,6 +19,7 @@ from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
 from tranlog.service.config.template import SOURCES, TARGETS, shown, template
 from tranlog.service.config.urls import following, source_url, target_url
 from tranlog.service.frame.command import AsJson, answer, new_app
+from tranlog.service.process.apart import check_apart
 from tranlog.service.process.operating import OperatingOptions
 from tranlog.target.options import TargetKind
 
@@ -115,6 +116,7 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
     conf, service = ctx.obj
     read = reading(find_file(conf=conf, service=service))
     config = made(read)
+    check_apart(config)
     for section, ports in (
         ("pipeline", OperatingOptions.of(config.pipeline)),
         ("capture", OperatingOptions.of_capture(config)),

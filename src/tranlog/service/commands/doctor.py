@@ -20,12 +20,13 @@ from tranlog.change import TableMap
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, LogError, TranlogError
-from tranlog.findings import CheckResult, Severity, fine, names_of, refused, warning
+from tranlog.findings import CheckResult, Severity, fine, names_of, refused, tried, warning
 from tranlog.pipeline.upkeep.checks import examine_log, examine_spark, examine_target
 from tranlog.service.commands.orders import config_of
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, print_json
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.process.apart import check_apart
 from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
 
 CONNECT_S: Final = 1.5
@@ -93,9 +94,16 @@ def examine(config: Config) -> list[PartOfService]:
         if config.target is not None:
             options = config.apply_options(_hurried(config.target))
             kind_name = "" if source is None else source.kind
-            parts.append(PartOfService("target", list(examine_target(options, clock, listed, source_kind=kind_name))))
+            apart = tried("connection", lambda: _apart(config))
+            looked = examine_target(options, clock, listed, source_kind=kind_name)
+            parts.append(PartOfService("target", [apart] if apart.severity is Severity.WRONG else list(looked)))
         parts[0].findings.extend(spark.result())
     return parts
+
+
+def _apart(config: Config) -> str:
+    check_apart(config)
+    return "it is not the source"
 
 
 def _hurried(options: Any) -> Any:

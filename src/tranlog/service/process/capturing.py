@@ -24,6 +24,7 @@ from tranlog.log.writing.log import Log
 from tranlog.pipeline.filters.comparison import summed
 from tranlog.pipeline.upkeep.position import read_rows
 from tranlog.service.config.config import Config
+from tranlog.service.process.apart import check_apart
 from tranlog.service.process.last_error import keeping_error
 from tranlog.service.process.sockets import CAPTURE_NAME
 from tranlog.source.kinds import source_kind
@@ -77,6 +78,7 @@ def open_capture(
     without the no-op with which a writer begins.
     """
     options = config.wanted_source()
+    check_apart(config)
     with ExitStack() as opened:
         with keeping_error(config.log_dir, CAPTURE_NAME):
             source = source_kind(options.kind).open(options)
