@@ -17,6 +17,8 @@ import pytest
 
 from fix_rights import without_rights
 from tranlog.findings import Severity
+from tranlog.ids import Seqno
+from tranlog.log.files.positions import hold
 from tranlog.pipeline.upkeep.checks import ROOM_LEAST, room
 from tranlog.service.commands.cli import main
 from tranlog.source.sqlite import connect
@@ -124,6 +126,40 @@ def test_a_target_that_is_the_source_is_refused_before_anything_is_made(
         assert main(line.split()) == 2
         assert said in capsys.readouterr().err
     assert not (folder / "log").exists() and (folder / "source.db").read_bytes() == before
+
+
+@pytest.mark.long
+def test_tables_of_a_load_that_the_target_lacks_are_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The log holds no DDL of tables that were there before; at a file that is not there yet, and at one that is."""
+    (folder / "tranlog.toml").write_text(
+        CONFIG.replace('"source.db"', '"old.db"\nforeign_writes = "capture_by_trigger"')
+    )
+    with apsw.Connection("old.db") as db:
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY); INSERT INTO t VALUES(1)")
+    db.close()
+    assert main(["capture", "--once"]) == 0
+    for made in (False, True):
+        if made:
+            open_target(TargetOptions(kind="sqlite", path="target.db")).close()
+        told = doctor(capsys, wrong=1)["target", "tables"]
+        assert "main.t" in told["text"] and "tables create --from source" in told["remedy"]
+        assert (folder / "target.db").exists() is made
+    assert main(["tables", "create", "--from", "source"]) == 0
+    capsys.readouterr()
+    assert doctor(capsys)["target", "tables"]["severity"] == "fine"
+
+
+@pytest.mark.long
+def test_a_target_that_is_gone_is_wrong_where_the_log_knows_of_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", "--once"]) == 0
+    assert doctor(capsys)["target", "position"]["text"] == "the next start goes on after seqno -1"
+    hold(str(folder / "log"), "tranlog", Seqno(1), holder=f"sqlite {folder / 'target.db'}", applied=Seqno(1))
+    found = doctor(capsys, wrong=1)
+    assert found["target", "connection"]["text"].endswith("is made by the first start")
+    assert "target.db: it has no position of it any more" in found["target", "position"]["text"]
+    assert not (folder / "target.db").exists()
 
 
 @pytest.mark.long

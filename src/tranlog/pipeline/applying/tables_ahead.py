@@ -68,7 +68,22 @@ def check_next(
     until: Seqno | None,
     left_out: Sequence[tuple[int, int]],
 ) -> None:
-    """Refuse the first table of the next transactions that would not take its first row. Raises TargetTableError.
+    """Refuse the first table that `wanting` yields. Raises TargetTableError."""
+    for error in wanting(target, reader, filters, restart, pipeline=pipeline, until=until, left_out=left_out):
+        raise error
+
+
+def wanting(
+    target: Target,
+    reader: ReadableLog,
+    filters: Sequence[Filter],
+    restart: Seqno,
+    *,
+    pipeline: str,
+    until: Seqno | None,
+    left_out: Sequence[tuple[int, int]],
+) -> Iterator[TargetTableError]:
+    """Yield why a table of the next transactions would not take its first row, one error for each such table.
 
     Transactions after `until`, inclusive, and those `left_out`, ranges with both ends, are none of them. Of the serial
     ones only the rows of loads are that are for this pipeline and begin here; and nothing is asked where a filter may
@@ -98,16 +113,16 @@ def check_next(
                 mark = mark_of(last_metadata(transaction))
                 if mark is not None:
                     loads, verdict = step(loads, mark, pipeline)
-                    if first is not None and isinstance(verdict, LoadMoved):
+                    if first is not None and isinstance(verdict, LoadMoved) and not first.table.sequence:
                         seen.add(_name(first))
-                        _check(target, chain, first.table, header.seqno, of_load=True)
+                        yield from _wanting(target, chain, first.table, header.seqno, of_load=True)
                 continue
             for change in islice(transaction.changes(), CHANGES_MOST):
                 if isinstance(change, Statement):
                     return
                 if _name(change) not in seen and not change.table.sequence:
                     seen.add(_name(change))
-                    _check(target, chain, change.table, header.seqno)
+                    yield from _wanting(target, chain, change.table, header.seqno)
             seen.update(header.tables or ())
 
 
@@ -115,7 +130,9 @@ def _name(change: RowChange) -> TableName:
     return change.table.schema, change.table.table
 
 
-def _check(target: Target, chain: Chain, table: TableMap, seqno: Seqno, *, of_load: bool = False) -> None:
+def _wanting(
+    target: Target, chain: Chain, table: TableMap, seqno: Seqno, *, of_load: bool = False
+) -> Iterator[TargetTableError]:
     if (there := chain.table(table)) is not None:
         try:
             target.rows.check_table(there.table)
@@ -123,4 +140,4 @@ def _check(target: Target, chain: Chain, table: TableMap, seqno: Seqno, *, of_lo
             exc.seqno = seqno
             if of_load and exc.remedy == TargetTableError.remedy:
                 exc.remedy = _FOR_A_LOAD
-            raise
+            yield exc

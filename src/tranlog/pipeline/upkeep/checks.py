@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from tranlog.change import TableMap
@@ -20,9 +22,9 @@ from tranlog.codecs.opening import open_readable
 from tranlog.disk import may_write
 from tranlog.errors import LogMissingError, TargetTableError, TranlogError
 from tranlog.findings import CheckResult, Severity, compare_clocks, fine, refused, tried, warning, wrong
-from tranlog.ids import NO_SEQNO
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.pipeline.applying.tables_ahead import check_tables
+from tranlog.pipeline.applying.tables_ahead import check_tables, wanting
 from tranlog.pipeline.applying.write_owners import planned_tables
 from tranlog.pipeline.driving.lease import Lease
 from tranlog.pipeline.filters.filter_chain import Chain
@@ -94,7 +96,10 @@ def examine_target(
     filters = tried("filters", lambda: f"{len(options.filters)} filters" if Chain(options.filters) else "")
     yield filters
     if not is_there(options.target):
-        yield _not_made(options.target.path)
+        made = _not_made(options.target.path)
+        yield made
+        if made.severity is Severity.FINE and filters.severity is Severity.FINE:
+            yield from _made_anew(options, clock)
         return
     try:
         target = open_target(options.target)
@@ -105,7 +110,9 @@ def examine_target(
         yield fine("connection", f"{target.kind} {target.where}")
         yield tried("clock", lambda: compare_clocks(clock, target.positions.now_ms))
         yield tried("rights", lambda: _rights(target))
-        yield tried("position", lambda: _position(options, target, clock))
+        position, ahead = _next_start(options, target, clock)
+        yield position
+        yield from [refused("tables", one) for one in ahead]
         for name, what in waiting(read_stored(target.positions.read_loads(options.pipeline))).items():
             text, _, remedy = f"{name} {what}".rpartition(": ")
             yield warning("loads", text, remedy)
@@ -113,7 +120,7 @@ def examine_target(
             text = f"{'.'.join(table)} refers to {'.'.join(to)} without an index: what is deleted there reads all of it"
             yield warning("foreign keys", f"{text}, and a load that replaces rows deletes them all", remedy)
         if tables is not None and filters.severity is Severity.FINE:
-            yield from _tables(options, target, tables, source_kind)
+            yield from _tables(options, target, tables, source_kind, {one.table for one in ahead})
             if options.plan.by is ShardBy.WRITES and not options.shard_plan().in_a_row:
                 yield from _serial(options, target, tables)
 
@@ -126,23 +133,46 @@ def _not_made(path: str) -> CheckResult:
     return wrong("connection", text, f"mkdir -p {folder}, or chmod u+w {folder}")
 
 
+def _made_anew(options: ApplyOptions, clock: Clock) -> Iterator[CheckResult]:
+    """Yield what the first start would meet at its new file; looked at in another one, so that it is not made."""
+    with TemporaryDirectory() as folder:
+        there = replace(options.target, path=os.path.join(folder, "target.db"))
+        with closing(open_target(there)) as target:
+            target.where = options.target.path
+            position, ahead = _next_start(options, target, clock)
+    yield position
+    yield from [refused("tables", one) for one in ahead]
+
+
 def _rights(target: Target) -> str:
     target.positions.check_rights()
     return "positions can be kept here"
 
 
-def _position(options: ApplyOptions, target: Target, clock: Clock) -> str:
+def _next_start(options: ApplyOptions, target: Target, clock: Clock) -> tuple[CheckResult, Sequence[TargetTableError]]:
+    """Return where the next start goes on, and which tables of its next transactions it would refuse."""
+    ahead: list[TargetTableError] = []
+
+    def position() -> str:
+        try:
+            with open_readable(options.log_dir) as reader:
+                if reader.range().first_seqno == NO_SEQNO:
+                    raise LogMissingError(path=options.log_dir, why="it holds no transaction yet")
+                restart = _restart(options, target, reader, clock)
+                left_out = [*options.leave_out.ranges, *target.positions.read_left_out(options.pipeline)]
+                name, until = options.pipeline, None
+                ahead.extend(
+                    wanting(target, reader, options.filters, restart, pipeline=name, until=until, left_out=left_out)
+                )
+                return f"the next start goes on after seqno {restart}"
+        except LogMissingError:
+            return "there is nothing to apply yet"
+
+    return tried("position", position), ahead
+
+
+def _restart(options: ApplyOptions, target: Target, reader: ReadableLog, clock: Clock) -> Seqno:
     """Decide as a start does, but that a driver which is alive is none in the way. Raises TranlogError."""
-    try:
-        with open_readable(options.log_dir) as reader:
-            if reader.range().first_seqno == NO_SEQNO:
-                raise LogMissingError(path=options.log_dir, why="it holds no transaction yet")
-            return f"the next start goes on after seqno {_restart(options, target, reader, clock)}"
-    except LogMissingError:
-        return "there is nothing to apply yet"
-
-
-def _restart(options: ApplyOptions, target: Target, reader: ReadableLog, clock: Clock) -> int:
     lease = Lease(options, target, reader, holder="", clock=clock, note=lambda _: None)
     with closing(lease):
         restart = restart_seqno(lease.decide(options.shard_plan(), alive=False).rows)
@@ -151,12 +181,14 @@ def _restart(options: ApplyOptions, target: Target, reader: ReadableLog, clock: 
 
 
 def _tables(
-    options: ApplyOptions, target: Target, tables: Sequence[TableMap], source_kind: str
+    options: ApplyOptions, target: Target, tables: Sequence[TableMap], source_kind: str, known: Set[str]
 ) -> Iterator[CheckResult]:
-    """Yield what mends each table that a change would find wanting."""
-    found = False
+    """Yield what mends each table that a change would find wanting, but for those that are `known` to be."""
+    found = bool(known)
     wanted = tables_behind(options.filters, tables, options.target.kind)
     for table in wanted:
+        if table.name in known:
+            continue
         try:
             target.rows.check_table(table)
         except TargetTableError as exc:
