@@ -6,6 +6,7 @@ Proves: Servers are `tests/integration/test_doctor.py`.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ import apsw
 import pytest
 
 from fix_rights import without_rights
+from tranlog.errors import CorruptRecordError
 from tranlog.findings import Severity
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import hold
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.upkeep.checks import ROOM_LEAST, room
 from tranlog.service.commands.cli import main
 from tranlog.source.sqlite import connect
@@ -160,6 +163,32 @@ def test_a_target_that_is_gone_is_wrong_where_the_log_knows_of_it(
     assert found["target", "connection"]["text"].endswith("is made by the first start")
     assert "target.db: it has no position of it any more" in found["target", "position"]["text"]
     assert not (folder / "target.db").exists()
+
+
+@pytest.mark.long
+def test_a_damaged_end_of_the_log_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As its next writer says; not while a writer has it, who has looked. With the stored index and without."""
+    assert main(["capture", "--once"]) == 0
+    with connect("source.db") as db:
+        for number in range(2, 50):
+            db.execute("INSERT INTO items VALUES(?, 0)", [number])
+    assert main(["capture", "--once"]) == 0
+    assert doctor(capsys)["log", "directory"]["severity"] == "fine"
+    newest = max((folder / "log").glob("thl.data.*"))
+    whole = newest.read_bytes()
+    os.truncate(newest, len(whole) - 100)
+    with pytest.raises(CorruptRecordError) as refused, Log.open("log", source_id="tranlog"):
+        pass
+    for without_index in (False, True):
+        if without_index:
+            (folder / "log" / "index.table").unlink()
+        main(["doctor", "--json"])
+        findings = json.loads(capsys.readouterr().out.splitlines()[-1])["findings"]
+        (told,) = [one for one in findings if (one["part"], one["subject"]) == ("log", "directory")]
+        assert told["severity"] == "wrong" and refused.value.why in told["text"]
+    newest.write_bytes(whole)
+    with Log.open("log", source_id="tranlog"):
+        assert doctor(capsys)["log", "directory"]["severity"] == "fine"
 
 
 @pytest.mark.long

@@ -19,11 +19,17 @@ from typing import Final
 from tranlog.change import TableMap
 from tranlog.clock import Clock
 from tranlog.codecs.opening import open_readable
-from tranlog.disk import may_write
+from tranlog.disk import OS_DISK, may_write
 from tranlog.errors import LogMissingError, TargetTableError, TranlogError
 from tranlog.findings import CheckResult, Severity, compare_clocks, fine, refused, tried, warning, wrong
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.ids import NO_SEQNO, Seqno, segment_name
+from tranlog.log.files.directory import LOCK_NAME, join, list_segments
+from tranlog.log.files.index_table import INDEX_NAME, read_index
+from tranlog.log.files.scan import checkpoint_of, survey
 from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.rules.damage import Problem
+from tranlog.log.rules.recovery import plan
 from tranlog.pipeline.applying.tables_ahead import check_tables, wanting
 from tranlog.pipeline.applying.write_owners import planned_tables
 from tranlog.pipeline.driving.lease import Lease
@@ -43,6 +49,8 @@ from tranlog.write_set import ANYTHING
 _SERIAL_HINT: Final = "docs/parallel-apply.md, Many channels inside one schema, says what a write set cannot tell"
 ROOM_LEAST: Final = 1 << 30
 """With fewer bytes free a disk is worth a word."""
+END_MOST: Final = 64 << 20
+"""So many bytes of a segment are read where no stored index says from where on."""
 
 
 def examine_spark() -> Iterator[CheckResult]:
@@ -69,9 +77,31 @@ def _log(directory: str) -> str:
     try:
         with open_readable(directory) as reader:
             held = reader.range()
+            if isinstance(reader, LogReader):
+                _check_end(reader.path)
             return f"seqno {held.first_seqno} to {held.last_seqno}, committed {held.committed_seqno}"
     except LogMissingError:
         return "there is no log yet; the first capture makes it"
+
+
+def _check_end(directory: str) -> None:
+    """Look at a log's end as its next writer does; where one is alive, it has. Raises LogError for what it refuses.
+
+    From the stored index on: without one the newest segment is read, and only where that is small.
+    """
+    stored = read_index(join(directory, INDEX_NAME), OS_DISK)
+    newest = join(directory, segment_name(list_segments(directory, OS_DISK)[-1]))
+    if stored is None and os.path.getsize(newest) > END_MOST:
+        return
+    if not _is_written(directory):
+        decided = plan(survey(directory, OS_DISK, checkpoint=None if stored is None else checkpoint_of(*stored)))
+        if isinstance(decided, Problem) and not _is_written(directory):  # it may have begun meanwhile
+            raise decided.error()
+
+
+def _is_written(directory: str) -> bool:
+    name = join(directory, LOCK_NAME)
+    return os.path.exists(name) and OS_DISK.is_locked(name)
 
 
 def room(subject: str, folder: str, *, needed: int) -> CheckResult:
