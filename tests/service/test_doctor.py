@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,24 @@ def test_a_damaged_end_of_the_log_is_wrong(folder: Path, capsys: pytest.CaptureF
     newest.write_bytes(whole)
     with Log.open("log", source_id="tranlog"):
         assert doctor(capsys)["log", "directory"]["severity"] == "fine"
+
+
+@pytest.mark.long
+def test_a_copy_of_the_log_may_not_have_the_source(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(capsys)["source", "claim"]["text"] == "no log follows it yet"
+    assert main(["capture", "--once"]) == 0
+    assert doctor(capsys)["source", "claim"]["text"] == "it is for this log"
+    shutil.move("log", "first")
+    assert "is claimed by another log" in doctor(capsys, wrong=1)["source", "claim"]["text"]
+    assert not (folder / "log").exists()
+    shutil.copytree("first", "log")
+    before = sorted(path.name for path in (folder / "log").iterdir())
+    assert "is claimed by another log" in doctor(capsys, wrong=1)["source", "claim"]["text"]
+    assert sorted(path.name for path in (folder / "log").iterdir()) == before, "it changes nothing"
+    assert main(["capture", "--once"]) == 3
+    assert main(["capture", "--once", "--take-source"]) == 0
+    capsys.readouterr()
+    assert doctor(capsys)["source", "claim"]["text"] == "it is for this log"
 
 
 @pytest.mark.long
