@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
+import typer
 
 from fix_rights import without_rights
 from tranlog.service.commands.cli import main
+from tranlog.service.commands.copying import add_copy
 
 WORDS = ("sqlite:///shop.db", "sqlite:///target.db")
 
@@ -89,6 +92,25 @@ def test_words_that_do_not_go_together(folder: Path, capsys: pytest.CaptureFixtu
     code, err = refused(capsys, WORDS[0], WORDS[0])
     assert code == 2 and "it is the source" in err
     assert sorted(os.listdir(folder)) == ["shop.db"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tables", [(), ("main.items", "main.empty")])
+def test_what_is_followed_is_made_first_empty_tables_too(folder: Path, tables: tuple[str, ...]) -> None:
+    """docs/operations.md, "Copying tables without a log"; a start that was interrupted before its configuration."""
+    with closing(apsw.Connection("shop.db")) as db:
+        db.execute("CREATE TABLE empty(id INTEGER PRIMARY KEY, item REFERENCES items); CREATE TABLE other(n)")
+    ran: list[Sequence[str]] = []
+    app = typer.Typer()
+    add_copy(app, lambda words: ran.append(words) or 0)
+    words = [*(["--tables", ",".join(tables)] if tables else []), "--follow", *WORDS]
+    for _ in range(2):
+        assert app(words, standalone_mode=False) == 0
+        with closing(apsw.Connection("target.db")) as db:
+            made = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        assert made == {"items", "empty", *([] if tables else ["other"])}
+        Path("copy-of-shop", "tranlog.toml").unlink()
+    assert [one[1:3] for one in ran] == [["copy-of-shop/tranlog.toml", "run"]] * 2
 
 
 @pytest.mark.parametrize("follow", [False, True])

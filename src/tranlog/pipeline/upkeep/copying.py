@@ -95,6 +95,15 @@ def check_copy(reader: TableReader, target: Target, *, wanted: Sequence[str]) ->
     _check_target(target, _tables(reader, target, wanted), frozenset(), "")
 
 
+def make_tables(reader: TableReader, target: Target, *, wanted: Sequence[str]) -> None:
+    """Make what is missing of the tables that `copy_tables` would copy, for a new pipeline that is to load them.
+
+    It would make each with its first row, and none that is empty. Raises TargetTableError.
+    """
+    for table in parents_first(_tables(reader, target, wanted)):
+        target.rows.create_table(table)
+
+
 def _check_target(target: Target, tables: Sequence[TableMap], begun: Set[str], pipeline: str) -> None:
     """Refuse a target that another pipeline fills, and tables that have rows or do not fit; those `begun` may have."""
     pipelines = [one for one in target.positions.pipelines() if one != pipeline]

@@ -1,8 +1,8 @@
 """`tranlog copy`: the tables of one database into another, without a configuration, once or followed from then on.
 
 Owns the command's words and its print; a copy is `pipeline.upkeep.copying`'s, and what follows is `tranlog run` by a
-configuration that is written here. The hard idea: that is written when all that a start would refuse is mended, so that
-nobody's server is changed half.
+configuration that is written here. The hard idea: that is written when all that a start would refuse is mended and the
+tables are made, so that nobody's server is changed half, and an interrupted beginning is begun again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.findings import Severity
 from tranlog.pipeline.driving.lease import holder_name
-from tranlog.pipeline.upkeep.copying import CopyResult, check_copy, copy_tables
+from tranlog.pipeline.upkeep.copying import CopyResult, check_copy, copy_tables, make_tables
 from tranlog.service.commands.doctor import PartOfService, examine, lines
 from tranlog.service.commands.verifying import show_verdicts
 from tranlog.service.config.config import DEFAULT_FILE, load
@@ -171,6 +171,8 @@ def _followed(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text
     here = origin.source()
     with closing(source_kind(here.kind).at_once(here, names)) as reader:
         _refuse_tables(reader, into, names)
+        with closing(open_target(into.target())) as target:
+            make_tables(reader, target, wanted=names)
     folder.mkdir(exist_ok=True)
     _write(file, text)
     print(f"wrote {file}; `tranlog --conf {file} status` says how far it is", flush=True)
