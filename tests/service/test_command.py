@@ -141,6 +141,13 @@ def test_bad_usage_is_named(app: typer.Typer, line: str, told: str, capsys: pyte
     assert "--help`" in said and said.count("\n") == 1
 
 
+def test_bad_usage_of_a_command_names_its_own_help(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the error does not know the command: an option without its value."""
+    for line in ("list -seqno", "-dir x list -seqno", "list -seqno x"):
+        assert run(app, line) == 2
+        assert capsys.readouterr().err.endswith("Try `thl list --help`\n"), line
+
+
 def test_no_command_is_bad_usage_and_shows_the_help(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, "") == 2
     assert "Usage: thl" in capsys.readouterr().err

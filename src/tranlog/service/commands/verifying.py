@@ -67,7 +67,7 @@ def verify(
     """Compare the source with the target, row by row.
 
     Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs, or if there is none
-    to compare. Both are read as they are now: let the source rest and the target catch up first, or use --wait.
+    to compare. Both are read as they are now: let the source rest and the target catch up first, or use --wait S.
 
     With --live neither has to rest. The running capture takes a snapshot of the source whose place in the log is exact,
     and channel 0 of the running pipeline takes one of the target when it gets there; both are compared while everything
@@ -78,6 +78,7 @@ def verify(
     Example:
       tranlog verify
       tranlog verify --table main.orders --rows 10
+      tranlog verify --wait 60
       tranlog verify --live --tables main.orders,main.items --repair
     """
     if math.isnan(wait_s) or math.isnan(timeout_s):

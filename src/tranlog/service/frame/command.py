@@ -134,11 +134,21 @@ def run_app(
             return code
         error = _whole_word_error(exc, words)
         as_json = "--json" in words or "-json" in words or lines_are_json()
-        print((error_json if as_json else error_line)(error, prog=prog), file=sys.stderr)
+        called = called_command(typer.main.get_command(app), words, prog)
+        print((error_json if as_json else error_line)(error, prog=prog, command=called), file=sys.stderr)
         if "--debug" in words:
             print(error_trace(exc), file=sys.stderr, end="")
         return code
     return int(outcome or 0)
+
+
+def called_command(program: object, words: Sequence[str], prog: str) -> str:
+    """Return the program's name with the command, and the command of that one, which some words call. Pure."""
+    for word in words:
+        commands = getattr(program, "commands", {})
+        if word in commands:
+            program, prog = commands[word], f"{prog} {word}"
+    return prog
 
 
 def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> list[str]:

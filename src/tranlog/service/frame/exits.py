@@ -101,21 +101,25 @@ def exit_code_of(error: BaseException) -> ExitCode:
             return ExitCode.BUG
 
 
-def error_line(error: BaseException, *, prog: str) -> str:
+def error_line(error: BaseException, *, prog: str, command: str = "") -> str:
     """Return what stderr says about the error: one line, what happened and what to do next.
 
+    `command` is the program with the command that was called, for an error that does not know it.
     Shape: no line breaks; control characters of names and values that came from outside are escaped.
     """
-    return f"{prog}: {_one_line(_message(error, prog=prog))}"
+    return f"{prog}: {_one_line(_message(error, command or prog))}"
 
 
-def error_json(error: BaseException, *, prog: str) -> str:
-    """Return the error as one line of JSON: `{"error": {"type", "exit_code", "message", and its own fields}}`."""
+def error_json(error: BaseException, *, prog: str, command: str = "") -> str:
+    """Return the error as one line of JSON: `{"error": {"type", "exit_code", "message", and its own fields}}`.
+
+    `command` as in `error_line`.
+    """
     fields = dict(vars(error)) if isinstance(error, TranlogError) else {}
     told = {
         "type": error.kind if isinstance(error, Told) else type(error).__name__,
         "exit_code": int(exit_code_of(error)),
-        "message": _message(error, prog=prog),
+        "message": _message(error, command or prog),
         **{name: _plain(value) for name, value in fields.items() if not name.startswith("_")},
     }
     return json_line({"error": told})
@@ -134,14 +138,14 @@ def error_trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
 
 
-def _message(error: BaseException, *, prog: str) -> str:
+def _message(error: BaseException, command: str) -> str:
     match error:
         case TranlogError():
             return str(error) or type(error).__name__
         case Told():
             return str(error)
         case typer.TyperException():
-            return f"{_usage(error)}. Try `{_command_path(error, prog)} --help`"
+            return f"{_usage(error)}. Try `{_command_path(error, command)} --help`"
         case typer.Abort():
             return "declined; nothing was changed"
         case KeyboardInterrupt():
@@ -162,8 +166,8 @@ def _usage(error: typer.TyperException) -> str:
     return f"{text[:1].lower()}{text[1:]}"
 
 
-def _command_path(error: typer.TyperException, prog: str) -> str:
-    return getattr(getattr(error, "ctx", None), "command_path", prog)
+def _command_path(error: typer.TyperException, command: str) -> str:
+    return getattr(getattr(error, "ctx", None), "command_path", command)
 
 
 def _one_line(text: str) -> str:
