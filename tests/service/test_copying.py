@@ -101,8 +101,13 @@ def test_what_is_followed_is_made_first_empty_tables_too(folder: Path, tables: t
     with closing(apsw.Connection("shop.db")) as db:
         db.execute("CREATE TABLE empty(id INTEGER PRIMARY KEY, item REFERENCES items); CREATE TABLE other(n)")
     ran: list[Sequence[str]] = []
+
+    def run(words: Sequence[str]) -> int:
+        ran.append(words)
+        return 0
+
     app = typer.Typer()
-    add_copy(app, lambda words: ran.append(words) or 0)
+    add_copy(app, run)
     words = [*(["--tables", ",".join(tables)] if tables else []), "--follow", *WORDS]
     for _ in range(2):
         assert app(words, standalone_mode=False) == 0

@@ -211,6 +211,16 @@ def test_a_copy_of_the_log_may_not_have_the_source(folder: Path, capsys: pytest.
 
 
 @pytest.mark.long
+def test_what_gives_a_sqlite_table_a_key_is_what_it_can_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no ALTER TABLE ... ADD PRIMARY KEY."""
+    with connect("source.db") as db:
+        db.execute("CREATE TABLE notes(n)")
+    told = doctor(capsys)["source", "keys"]
+    assert "main.notes" in told["text"] and told["severity"] == "warning"
+    assert "make a table with it, copy main.notes into it" in told["remedy"] and "ALTER" not in told["remedy"]
+
+
+@pytest.mark.long
 def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryDirectory() as made:  # the run's own folders are closed to others
         folder, place = Path(made), Path(made) / "place"

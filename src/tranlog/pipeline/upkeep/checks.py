@@ -47,6 +47,10 @@ from tranlog.target.target import Target
 from tranlog.write_set import ANYTHING
 
 _SERIAL_HINT: Final = "docs/parallel-apply.md, Many channels inside one schema, says what a write set cannot tell"
+_KEY_HINT: Final = (
+    "Give it one at the source and at the target: ALTER TABLE ... ADD PRIMARY KEY (...); a SQLite, which cannot add "
+    "one, a new table with it, the rows copied into that, the old one dropped, the new one renamed"
+)
 ROOM_LEAST: Final = 1 << 30
 """With fewer bytes free a disk is worth a word."""
 END_MOST: Final = 64 << 20
@@ -248,7 +252,7 @@ def _serial(options: ApplyOptions, target: Target, tables: Sequence[TableMap]) -
         if one.table in missed:
             why = "a dependency was missed, which the source does not tell"
         elif not why and known[one.table].main is None and chain.home(one.table):
-            why, remedy = "without a key", "ALTER TABLE ... ADD PRIMARY KEY (...), at the source and at the target"
+            why, remedy = "without a key", _KEY_HINT
         elif not why and not one.told_by(known[one.table].ids):
             why = "a key of the target that the source does not have"
             remedy = "Make that unique or foreign key at the source, or drop it at the target"

@@ -171,5 +171,7 @@ def _tables(source: SourceOptions) -> tuple[Sequence[TableMap] | None, CheckResu
     if not keyless:
         return tables, fine("keys", f"each of {len(tables)} tables has a primary key")
     text = f"{names_of(keyless)}: without a primary key each row is found by all its values, which is slow"
-    remedy = f"ALTER TABLE {keyless[0]} ADD PRIMARY KEY (...), at the source and at the target"
-    return tables, warning("keys", text, remedy)
+    remedy = f"ALTER TABLE {keyless[0]} ADD PRIMARY KEY (...)"
+    if source.kind == "sqlite":
+        remedy = f"SQLite cannot add one: make a table with it, copy {keyless[0]} into it, drop that, rename"
+    return tables, warning("keys", text, f"{remedy}, at the source and at the target")
