@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -146,7 +146,6 @@ def examine_target(
         yield tried("rights", lambda: _rights(target))
         position, ahead = _next_start(options, target, clock)
         yield position
-        yield from [refused("tables", one) for one in ahead]
         for name, what in waiting(read_stored(target.positions.read_loads(options.pipeline))).items():
             text, _, remedy = f"{name} {what}".rpartition(": ")
             yield warning("loads", text, remedy)
@@ -154,9 +153,11 @@ def examine_target(
             text = f"{'.'.join(table)} refers to {'.'.join(to)} without an index: what is deleted there reads all of it"
             yield warning("foreign keys", f"{text}, and a load that replaces rows deletes them all", remedy)
         if tables is not None and filters.severity is Severity.FINE:
-            yield from _tables(options, target, tables, source_kind, {one.table for one in ahead})
+            yield from _tables(options, target, tables, source_kind, ahead)
             if options.plan.by is ShardBy.WRITES and not options.shard_plan().in_a_row:
                 yield from _serial(options, target, tables)
+        else:
+            yield from [refused("tables", one) for one in ahead]
 
 
 def _not_made(path: str) -> CheckResult:
@@ -215,19 +216,24 @@ def _restart(options: ApplyOptions, target: Target, reader: ReadableLog, clock: 
 
 
 def _tables(
-    options: ApplyOptions, target: Target, tables: Sequence[TableMap], source_kind: str, known: Set[str]
+    options: ApplyOptions,
+    target: Target,
+    tables: Sequence[TableMap],
+    source_kind: str,
+    ahead: Sequence[TargetTableError],
 ) -> Iterator[CheckResult]:
-    """Yield what mends each table that a change would find wanting, but for those that are `known` to be."""
-    found = bool(known)
+    """Yield what mends each table that a change would find wanting; `ahead`: before any DDL that the log holds."""
+    found, due = bool(ahead), {one.table: one for one in ahead}
     wanted = tables_behind(options.filters, tables, options.target.kind)
     for table in wanted:
-        if table.name in known:
-            continue
         try:
             target.rows.check_table(table)
         except TargetTableError as exc:
             found = True
-            if options.target.ddl == "stop" and source_kind in runs_ddl_of(options.target.kind):
+            told = due.pop(table.name, None)
+            if told is not None and told.remedy != TargetTableError.remedy:
+                yield refused("tables", told)
+            elif told is None and options.target.ddl == "stop" and source_kind in runs_ddl_of(options.target.kind):
                 text = f"{exc.table}: {exc.why}; where the log still holds its DDL, that mends it"
                 yield warning("tables", text, "Else: tranlog tables create --from source")
             elif exc.remedy == TargetTableError.remedy:
@@ -235,6 +241,7 @@ def _tables(
                 yield wrong("tables", f"{exc.table}: {exc.why}", statements)
             else:
                 yield refused("tables", exc)
+    yield from [refused("tables", one) for one in due.values()]
     if not found:
         yield fine("tables", f"{len(wanted)} tables take what the source's hold")
 
