@@ -150,6 +150,27 @@ def test_text_of_any_encoding_is_read_back(tmp_path: Path, encoding: str) -> Non
     place.close()
 
 
+@pytest.mark.parametrize(
+    ("columns", "nullable"),
+    [
+        ("(k INTEGER PRIMARY KEY)", False),
+        ("(k INTEGER PRIMARY KEY) WITHOUT ROWID", True),
+        ("(k INTEGER PRIMARY KEY DESC)", True),
+        ("(k INTEGER NOT NULL PRIMARY KEY DESC)", True),
+        ("(k INT PRIMARY KEY) WITHOUT ROWID", False),
+        ("(k INTEGER, l INTEGER, PRIMARY KEY(k, l)) WITHOUT ROWID", False),
+    ],
+)
+def test_only_the_rowid_is_told_as_an_integer_key_without_null(tmp_path: Path, columns: str, nullable: bool) -> None:
+    """The others take texts and reals, with DESC also NULL; a target that takes one for its rowid refuses them."""
+    with apsw.Connection(str(tmp_path / "s.db")) as db:
+        db.execute(f"CREATE TABLE t{columns}")
+        (table,) = read_schema(db).maps()
+        if nullable:
+            db.execute("INSERT INTO t VALUES('text'), (1.5)")
+    assert {table.columns[at].nullable for at in table.primary_key} == {nullable}
+
+
 def test_text_that_is_no_utf_16_is_refused(tmp_path: Path) -> None:
     """No target could hold it, and SQLite gives it as something else."""
     path = tmp_path / "utf.db"

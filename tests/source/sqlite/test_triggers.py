@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from fix_sqlite import Replica, content
@@ -22,6 +23,7 @@ from tranlog.payload import decode
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install, strip_copy
 from tranlog.source.sqlite.kind import KIND
 from tranlog.source.sqlite.raw import ChangesDamagedError
+from tranlog.table_map import decode_table_map, encode_table_map
 from tranlog.testing.clock import ManualClock
 from tranlog.types import CharsetBytes
 
@@ -344,6 +346,25 @@ def test_rows_of_an_unknown_number_are_damaged(
     foreign.execute("UPDATE _tranlog_outbox SET changes = 4000")
     with pytest.raises(ChangesDamagedError, match=r"id 1 .* 4000 names no table"):
         [*source.read(0)]
+
+
+def test_triggers_that_told_a_key_as_not_null_are_made_anew(
+    path: Path, foreign: apsw.Connection, open_source: Callable[..., SqliteSource]
+) -> None:
+    """An earlier release took each INTEGER key of a table WITHOUT ROWID for an integer without NULL."""
+    foreign.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v) WITHOUT ROWID")
+    open_source().close()
+    ((encoded,),) = foreign.execute("SELECT map FROM _tranlog_tables").fetchall()
+    table = decode_table_map(encoded)
+    key = msgspec.structs.replace(table.columns[0], nullable=False)
+    before = encode_table_map(msgspec.structs.replace(table, columns=(key, *table.columns[1:])))
+    assert before != encoded
+    foreign.execute("UPDATE _tranlog_tables SET map = ?", (before,))
+    foreign.execute("INSERT INTO t VALUES(1, 'a')")
+    source = open_source()
+    foreign.execute("INSERT INTO t VALUES('x', 'b')")
+    assert [one[2] for found in rows([*source.read(0)]) for one in found] == [(1, "a"), ("x", "b")]
+    assert [*foreign.execute("SELECT map FROM _tranlog_tables ORDER BY number")] == [(before,), (encoded,)]
 
 
 def test_what_waits_is_told_in_rows_and_with_the_bytes_of_their_values(

@@ -156,8 +156,11 @@ class _Finder:
             raise _unknown(name, self.path)
         if fold(name) in self.schema.overtaken or triggers != trigger_texts(carried, number):
             raise _not_whole(name, self.path)
-        for was, column in zip(table.columns, kept, strict=True):
-            if (was.source_type, was.nullable) != (column.source_type, column.nullable):
+        for at, (was, column) in enumerate(zip(table.columns, kept, strict=True)):
+            # Triggers of an earlier release may tell another nullability of an INTEGER key that is no rowid.
+            integer_key = table.primary_key == (at,) and fold(column.source_type) == "integer"
+            null = was.nullable != column.nullable and not (integer_key and column.nullable)
+            if was.source_type != column.source_type or null:
                 raise _unknown(name, self.path)
         return table
 

@@ -340,6 +340,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         'SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?, ?)', (name, SCHEMA)
     ).fetchall()
     key_index = db.execute("SELECT 1 FROM pragma_index_list(?, ?) WHERE origin = 'pk'", (name, SCHEMA)).fetchone()
+    sole = sum(bool(pk) for _, _, _, pk, _ in rows) == 1
     rowid: int | None = None
     rowid_column = ""  # INTEGER PRIMARY KEY is the rowid itself, unless it says DESC: then it has an index
     for at, (column, declared, notnull, pk, hidden) in enumerate(rows):
@@ -354,6 +355,8 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         if rowid_alias:
             rowid_column, rowid = quote(column), len(columns)
         number[fold(column)] = len(columns)
+        # Only the rowid is an integer in any case: INTEGER as another key may hold texts and reals, and NULL with DESC.
+        looks_rowid = bool(pk) and sole and fold(declared) == "integer" and not rowid_alias
         kept.append(at)
         columns.append(
             Column(
@@ -361,7 +364,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
                 # In a STRICT table ANY converts nothing; elsewhere the same word makes numbers of texts.
                 source_type="" if strict and fold(declared) == "any" else declared,
                 logical=LogicalType.ANY,
-                nullable=not (notnull or rowid_alias or (pk and without_rowid)),
+                nullable=looks_rowid or not (notnull or rowid_alias or (pk and without_rowid)),
             )
         )
     primary_key = tuple(index for _, index in sorted(keys))
