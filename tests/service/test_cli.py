@@ -490,7 +490,8 @@ def test_tables_create_and_verify(shop: Shop) -> None:
     assert not found["equal"] and len(table["differences"]) == 1
     assert (table["source_rows"], table["target_rows"]) == (2, 3)
     assert shop("verify --table main.line")[0] == 0
-    assert shop("verify --table main.nothing")[0] == 2
+    code, _, err = shop("verify --tables main.nothing")
+    assert code == 2 and "--tables = 'main.nothing': the source has no such table" in err
 
 
 def test_tables_and_verify_see_what_the_filters_leave(shop: Shop) -> None:

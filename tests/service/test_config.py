@@ -138,6 +138,42 @@ def test_a_writer_is_waited_for_a_day_at_most(tmp_path: Path) -> None:
         load(str(file), environ={})
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[pipeline]\nstart_seqno = -5", "x.toml:6: pipeline.start_seqno = -5: a seqno is 0 or more"),
+        ("[pipeline]\ngroup_s = -1", "x.toml:6: pipeline.group_s = -1.0: must be above 0"),
+        ('[pipeline]\nchannels = 1\nname = "a/b"', "x.toml:7: pipeline.name = 'a/b': a pipeline's name is"),
+        ('[service]\nname = "a/b"', "x.toml:6: service.name = 'a/b': a pipeline's name is"),
+        ('[pipeline]\nparallelization = "memory"\n[shards]\nby = "writes"', "x.toml:8: shards.by = 'writes': "),
+    ],
+)
+def test_an_error_names_the_key_and_not_the_component_s_word_for_it(text: str, told: str, tmp_path: Path) -> None:
+    """docs/configuration.md: "An error names origin, line, key"."""
+    (tmp_path / "x.toml").write_text(f'log = {{dir = "log"}}\n[target]\nkind = "sqlite"\npath = "t.db"\n{text}\n')
+    with pytest.raises(ConfigError) as raised:
+        load(str(tmp_path / "x.toml"), environ={})
+    assert str(raised.value).startswith(f"configuration: {tmp_path}/{told}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[log]\ndir = ""', "x.toml:2: log.dir = '': a path, and it is empty"),
+        ('[log]\nlogDir = ""', "x.toml:2: log.logDir = '': a path, and it is empty"),
+        ('[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = ""', "x.toml:5: source.path = '': a path"),
+        ('[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = ""', "x.toml:5: target.path = '': a path"),
+    ],
+)
+def test_an_empty_path_is_not_the_folder_of_the_file(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(f"{text}\n")
+    with pytest.raises(ConfigError) as raised:
+        load(str(tmp_path / "x.toml"), environ={})
+    assert str(raised.value).startswith(f"configuration: {tmp_path}/{told}")
+    with pytest.raises(ConfigError, match=r"TRANLOG_LOG__DIR: log\.dir = '': a path"):
+        load(str(tmp_path / "x.toml"), environ={"TRANLOG_LOG__DIR": ""})
+
+
 def test_a_value_where_a_table_belongs(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("log = 5\n")
     with pytest.raises(ConfigError, match=r"x\.toml:1: log = 5: is a table: \[log\]"):

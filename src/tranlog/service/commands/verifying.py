@@ -104,7 +104,7 @@ def verify(
             progress.update(f"verify: {where}", count, unit="rows")
 
         while True:
-            verdicts = _compare(config, target, table, rows, told)
+            verdicts = _compare(config, target, table, rows, told, option="--tables")
             if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
                 break
             clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
@@ -171,16 +171,22 @@ def check(
 
 
 def _compare(
-    config: Config, target: Target, tables: Sequence[str], differences: int, report: Callable[[str, int], None]
+    config: Config,
+    target: Target,
+    tables: Sequence[str],
+    differences: int,
+    report: Callable[[str, int], None],
+    *,
+    option: str = "--table",
 ) -> list[TableVerdict]:
     source = config.wanted_source()
     with closing(source_kind(source.kind).tables(source)) as reader:
-        wanted = select_tables(reader.tables(), tables)
+        wanted = select_tables(reader.tables(), tables, option=option)
         chain = Chain(config.pipeline.apply.filters)
         waits = waiting(read_stored(target.positions.read_loads(config.pipeline.name)))
         for table in wanted if tables else ():
             if chain.table(table) is None:
-                raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
+                raise ConfigError(option=option, value=table.name, why="the pipeline's filters leave this table out")
         verdicts = verify_tables(
             reader,
             target.rows,

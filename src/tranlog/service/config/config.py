@@ -32,6 +32,15 @@ if TYPE_CHECKING:  # with it comes pydantic: only where a configuration is read
     from tranlog.service.config.reading import Reading
 
 DEFAULT_FILE: Final = "tranlog.toml"
+_KEY_OF: Final = {
+    "start": "pipeline.start_seqno",
+    "pipeline": "pipeline.name",
+    "group_seconds": "pipeline.group_s",
+    "shard by": "shards.by",
+    "shard default": "shards.default",
+    "shard keys": "shards.keys",
+}
+"""What components name in their own words, and the key that gives it."""
 NO_OPTIONS: Final[Mapping[str, tuple[str, Any]]] = {}
 
 
@@ -222,7 +231,10 @@ class _Making:
             if exc.option.startswith(self.reading.file):
                 raise
             known = exc.option.partition(".")[0] in NAMES
-            raise self.reading.refusal(exc.option if known else f"{section}.{exc.option}", exc.value, exc.why) from exc
+            dotted = _KEY_OF.get(exc.option, exc.option if known else f"{section}.{exc.option}")
+            if dotted == "pipeline.name" and not self.values.pipeline.name:
+                dotted = "service.name"  # its default
+            raise self.reading.refusal(dotted, exc.value, exc.why) from exc
 
 
 def _given(found: Any, keys: tuple[ConfigKey, ...], owner: type) -> dict[str, Any]:

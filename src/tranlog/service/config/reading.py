@@ -286,7 +286,7 @@ class Reading:
     def _prepared(self, name: str, value: Any, dotted: str, origin: str, *, path: bool = False) -> Any:
         """Return quantities as numbers, paths whole, arrays as tuples.
 
-        Raises ConfigError for another unit, and for what is not finite.
+        Raises ConfigError for another unit, for what is not finite, and for an empty path.
         """
         units = units_of(name)
         if isinstance(value, str) and units:
@@ -300,6 +300,8 @@ class Reading:
             if units is _SECONDS and value > _SECONDS_MOST:
                 raise self.refusal(dotted, value, "seconds, at most a hundred years", origin=origin)
             return value
+        if value == "" and path:
+            raise self.refusal(dotted, value, "a path, and it is empty", origin=origin)
         if isinstance(value, str) and path:
             return os.path.join(os.path.dirname(os.path.abspath(self.file)), os.path.expanduser(value))
         if isinstance(value, list):
