@@ -36,6 +36,7 @@ from tranlog.pipeline.upkeep.checks import examine_target
 from tranlog.pipeline.upkeep.verify import verify_tables
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.packer import TransactionPacker
+from tranlog.target.database import SqlRows
 from tranlog.target.position import SqlPositions
 from tranlog.target.target import Target
 from tranlog.types import Value
@@ -229,6 +230,27 @@ def test_a_table_that_filters_leave_out_waits_for_nothing(tmp_path: Path) -> Non
     filters: tuple[Filter, ...] = (Exclude(tables=(left_out.name,)),)
     assert [one.error for one in apply(target, tmp_path, PLANS[1], story.last, filters=filters)] == [None, None]
     assert list(waiting(target)) == [kept.name]
+
+
+@pytest.mark.long
+def test_what_waits_for_a_load_may_lose_rows_by_another_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows come again anyhow; by its name after the filters."""
+    story = write_story(tmp_path, load=False)
+    one, other = story.tables
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        step = LoadBegin(tables=(one,), replace=True)
+        last = serial(log, story.workload, (), LoadMark(load="9", pipeline="*", step=step).metadata())
+    target = SqliteTarget(tmp_path / "target.db", story.workload.tables)
+    begin, told = SqlRows.begin_load, []
+
+    def begins(self, table, seqno, *, replace, beside=()):  # type: ignore[no-untyped-def]
+        told.append((table.name, set(beside)))
+        begin(self, table, seqno, replace=replace, beside=beside)
+
+    monkeypatch.setattr(SqlRows, "begin_load", begins)
+    assert [result.error for result in apply(target, tmp_path, PLANS[0], last)] == [None]
+    assert told == [(one.name, {(one.schema, one.table), (other.schema, other.table)})]
+    assert list(waiting(target)) == [other.name]
 
 
 @pytest.mark.long
