@@ -21,7 +21,7 @@ from fix_log import (
     read_all,
     segment_path,
 )
-from tranlog.errors import AbandonedError, CorruptRecordError, PurgedError
+from tranlog.errors import AbandonedError, CorruptRecordError, LogReplacedError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno, lsn_offset, lsn_segment
 from tranlog.log.files import scan
 from tranlog.log.files.index_reader import IndexReader
@@ -373,7 +373,7 @@ def test_a_segment_that_was_replaced_is_opened_anew() -> None:
         raw = disk.content(segment_path(1)).replace(make_payload(4, 100), make_payload(7, 100))
         disk.unlink(segment_path(1))
         put(disk, segment_path(1), raw)
-        with pytest.raises(CorruptRecordError):
+        with pytest.raises(LogReplacedError):
             read_at(cursor, 5)
 
 

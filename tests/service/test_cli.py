@@ -157,7 +157,7 @@ def test_help_names_its_options_in_one_order(arguments: list[str], effort: Effor
         ("apply --until soon", "--until: 'soon' is neither a seqno nor the word now"),
         ("apply --channels 0", "channels = 0: must be 1 to"),
         ("apply --channels 4 --master local[2]", "4 channels need 4 slots"),
-        ("apply --pipeline a/b", "pipeline = 'a/b'"),
+        ("apply --pipeline a/b", "--pipeline: pipeline.name = 'a/b'"),
         ("position set", "missing argument 'SEQNO'"),
         ("position set many", "invalid value for 'SEQNO'"),
         ("verify --rows -1", "invalid value for '--rows' / '-rows'"),

@@ -211,11 +211,19 @@ class SegmentFiles:
         if self._read.setdefault(number, identity) != identity:
             raise LogReplacedError(path=self.directory, why=f"{segment_name(number)} is another file now")
 
-    def check_all_same(self) -> None:
-        """Look whether the segments that were read are still there. Raises LogReplacedError, LogUnreadableError."""
+    def history_at(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
+        """Return the identity of the history with what a segment bears of it. Raises as `history_borne`."""
+        return one_history(self.directory, {number: history_borne(file, self.directory, number)}, known)
+
+    def check_all_same(self, history: bytes | None) -> None:
+        """Look whether the segments that were read, of this history, are still there.
+
+        Raises ForeignHistoryError where another log's are, LogReplacedError where another copy's, LogUnreadableError.
+        """
         for number in list(self._read):
             try:
                 with contextlib.closing(self.open(number)) as file:
+                    self.history_at(number, file, history)
                     self.check_same(number, file)
             except FileNotFoundError:
                 self._read.pop(number, None)  # purged
@@ -331,9 +339,9 @@ class Segments:
         try:
             file = self.files.open(number)
             try:
-                borne = {number: history_borne(file, self.directory, number)}
-                self.history = one_history(self.directory, borne, self.history)
-                self.files.check_same(number, file)
+                self.history = self.files.history_at(number, file, self.history)
+                if self.recent is None:  # a writer sees itself whether its files are there
+                    self.files.check_same(number, file)
             except BaseException as bad:
                 file.close()
                 if isinstance(bad, OSError):

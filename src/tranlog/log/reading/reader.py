@@ -191,7 +191,7 @@ class LogReader(Closing):
         file = 0 if positions is None else positions.identity
         if file != self._told_by:
             if self._told_by:
-                self._segments.files.check_all_same()
+                self._segments.files.check_all_same(self._segments.history)
             self._told_by = file
 
     def _take(self, positions: Positions) -> None:
