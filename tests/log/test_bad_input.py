@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -487,8 +488,9 @@ def test_nothing_is_acknowledged_into_a_segment_that_was_removed(act: Callable[[
             assert [one[0] for one in contents(log)] == list(range(1, 6))
 
 
-NO_GTIDS = (7, None, "GTID(1, 2)", (1, 2), Gtid("1", 2), Gtid(1, None), Gtid(1.0, 2))  # type: ignore[arg-type]
-NO_LIMITS = (
+NO_GTIDS: tuple[Any, ...] = (7, None, "GTID(1, 2)", (1, 2), Gtid("1", 2), Gtid(1, None), Gtid(1.0, 2))  # type: ignore[arg-type]
+NO_SEQNOS: tuple[Any, ...] = ("7", 1.5, [])
+NO_LIMITS: tuple[Any, ...] = (
     7,
     None,
     "7d",
@@ -505,7 +507,7 @@ NO_LIMITS = (
         *[lambda log, value=value: log.rollback(value) for value in NO_GTIDS],
         *[lambda log, value=value: log.trim(value) for value in NO_LIMITS],
         *[lambda log, value=value: log.trim(value, dry_run=True) for value in NO_LIMITS],
-        *[lambda log, value=value: log.purge(below=value) for value in ("7", 1.5, [])],
+        *[lambda log, value=value: log.purge(below=value) for value in NO_SEQNOS],
         lambda log: log.append(7),
         lambda log: log.append_many([make_fragment(), 7]),
         lambda log: log.transact([7]),

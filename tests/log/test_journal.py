@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fix_log import PATH, make_fragment, open_log, segment_path
-from tranlog.ids import lsn
+from tranlog.ids import Seqno, lsn
 from tranlog.log.records.format import HEADER, RecordHeader, SyncRecord, parse_record
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log
@@ -80,7 +80,7 @@ def test_a_sync_record_says_what_is_so_whatever_came_while_the_sync_ran(between:
     report = verify(PATH, disk=disk)
     assert report.sound, report
     with open_log(disk) as log:
-        hashes = {seqno: log.h(seqno) for seqno in range(log.visible_seqno + 1)}
+        hashes = {seqno: log.h(Seqno(seqno)) for seqno in range(log.visible_seqno + 1)}
     for number in range(1, 3 if between == "a segment" else 2):
         durable = 0
         for at, record in records(disk, number):

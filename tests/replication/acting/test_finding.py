@@ -248,7 +248,7 @@ def test_not_there_stays_true_though_the_commit_waits_at_the_primary(tmp_path: P
                 while not any(one.sent[1] == "lost" for _, one in thread.commits._waiting):
                     await asyncio.sleep(0.01)
                 if over == "a new one":
-                    assert client._connection is not None
+                    assert client._connection is not None and client._connection.wire is not None
                     client._connection.wire.cut()
                     assert isinstance(await lost, FailedOver)
                 told = await client.find("lost", after=first.gtid, timeout=LONG_S)

@@ -17,7 +17,7 @@ from tranlog.replication.acting.orders import Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
 from tranlog.replication.rules.packets import GroupOrder, OrderAnswer
 
-FORMS = [
+FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("freeze", {"name": "a", "seconds": None}, "$.seconds"),
     ("freeze", {"name": "a", "seconds": -1}, "$.seconds"),
     ("freeze", {}, "name"),

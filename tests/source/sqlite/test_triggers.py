@@ -355,6 +355,7 @@ def test_triggers_that_told_a_key_as_not_null_are_made_anew(
     foreign.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v) WITHOUT ROWID")
     open_source().close()
     ((encoded,),) = foreign.execute("SELECT map FROM _tranlog_tables").fetchall()
+    assert isinstance(encoded, bytes)
     table = decode_table_map(encoded)
     key = msgspec.structs.replace(table.columns[0], nullable=False)
     before = encode_table_map(msgspec.structs.replace(table, columns=(key, *table.columns[1:])))
