@@ -59,7 +59,7 @@ class LoggedRows(Logged):
 
 def write_rows(log: Log, rng: random.Random) -> Iterator[WrittenRows]:
     """Append transactions: most of a few rows, some statements."""
-    packer = TransactionPacker(source_id="test", rule=BY_SCHEMA, touches=RowTouches())
+    packer = TransactionPacker(source_id=log.history.hex(), rule=BY_SCHEMA, touches=RowTouches())
     drawing = Drawing(rng, range(rng.choice((8, 20))))
     statements = rng.choice((0.0, 0.01, 0.03))
     drawn = drawing.transactions()

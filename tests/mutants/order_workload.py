@@ -55,7 +55,7 @@ class Written:
 
 def write(log: Log, rng: random.Random) -> Iterator[Written]:
     """Append transactions: most in one place, some over several schemas, now and then many of those in a row."""
-    packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+    packer = TransactionPacker(source_id=log.history.hex(), rule=BY_SCHEMA)  # no two rounds have one log
     across = rng.choice((0.0, 0.05, 0.2))
     beside = rng.choice((0.0, 0.05, 0.2))
     run = 0
