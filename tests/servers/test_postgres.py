@@ -43,4 +43,4 @@ def test_a_password_that_would_pass_for_something_else_is_refused_and_not_shown(
     with pytest.raises(ConfigError, match="/ and @ in a password are written %2F and %40") as caught:
         read_dsn(dsn, option="dsn")
     assert "S3" not in str(caught.value) and "Pw" not in str(caught.value)
-    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None and "Pw" not in str(caught.value.__context__)
