@@ -11,12 +11,10 @@ from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import Epoch, Lsn, Seqno
 from tranlog.log.files.positions import (
     HOLD_BYTES,
-    MAY_HAVE_ALL,
     POSITIONS,
     POSITIONS_BYTES,
     POSITIONS_FIELDS,
     Hold,
-    KeptHold,
     Positions,
     PositionsFile,
     PositionsReader,
@@ -78,8 +76,8 @@ def test_the_block_is_one_write_in_place() -> None:
     disk = log_disk()
     file = PositionsFile(PATH, disk)
     before = disk.counts["pwrite"]
-    file.write(encode_positions(SOME))
-    file.write(encode_positions(SOME))
+    file.write(SOME)
+    file.write(SOME)
     assert disk.counts["pwrite"] == before + 2
     assert len(disk.content(f"{PATH}/positions")) == POSITIONS_BYTES
     assert read_positions(PATH, disk) == SOME
@@ -94,7 +92,7 @@ def test_no_file_is_no_positions() -> None:
 def published(disk: SimDisk) -> Positions:
     file = PositionsFile(PATH, disk)
     positions = Positions(boot_id=file.boot_id, identity=file.identity, first_seqno=Seqno(0), visible_seqno=Seqno(4))
-    file.write(encode_positions(positions))
+    file.write(positions)
     return positions
 
 
@@ -107,7 +105,7 @@ def test_a_reader_trusts_this_boots_own_file_only() -> None:
     disk.copy_files(PATH, "/copy")
     assert PositionsReader("/copy", disk).read() is None, "a copy is another file"
     file = PositionsFile(PATH, disk)
-    file.write(encode_positions(Positions(boot_id="of another boot", identity=file.identity, first_seqno=Seqno(0))))
+    file.write(Positions(boot_id="of another boot", identity=file.identity, first_seqno=Seqno(0)))
     assert reader.read() is None
     disk.set_content(f"{PATH}/positions", b"damage")
     assert reader.read() is None
@@ -131,7 +129,7 @@ def test_the_writer_restores_a_file_that_was_removed() -> None:
     assert not file.restore()
     disk.unlink(f"{PATH}/positions")
     assert file.restore()
-    file.write(encode_positions(SOME))
+    file.write(SOME)
     assert read_positions(PATH, disk) == SOME
 
 
@@ -223,24 +221,6 @@ def test_a_hold_has_a_plain_name(name: str) -> None:
 def test_followers_and_pipelines_share_no_name(name: str, follower: bool) -> None:
     with pytest.raises(ConfigError, match="names of followers alone"):
         hold(PATH, name, Seqno(1), follower=follower, disk=log_disk(), clock=ManualClock())
-
-
-def test_readers_and_pipelines_share_no_name() -> None:
-    """A reader's hold with a pipeline's name took its place, and what the pipeline needed was purged."""
-    disk, clock = log_disk(), ManualClock()
-    hold(PATH, "shop", Seqno(5), applied=Seqno(8), holder="sqlite /copy.db", disk=disk, clock=clock)
-    kept = disk.content(f"{PATH}/holds/shop")
-    with pytest.raises(ConfigError, match=r"'shop': the pipeline of this name.*sqlite /copy.db; choose another name"):
-        hold(PATH, "shop", Seqno(9), holder="pid 1", disk=disk, clock=clock)
-    with pytest.raises(ConfigError, match="choose another name"):
-        KeptHold(PATH, "shop", disk=disk, clock=clock).at(Seqno(9))
-    assert disk.content(f"{PATH}/holds/shop") == kept
-    hold(PATH, "shop", Seqno(6), applied=MAY_HAVE_ALL, holder="sqlite /copy.db", disk=disk, clock=clock)
-    hold(PATH, "audit", Seqno(3), holder="pid 1", disk=disk, clock=clock)
-    with pytest.raises(ConfigError, match=r"a reader \(pid 1\).*tranlog hold drop audit"):
-        hold(PATH, "audit", Seqno(9), applied=Seqno(8), disk=disk, clock=clock)
-    hold(PATH, "audit", Seqno(4), holder="pid 2", disk=disk, clock=clock)
-    assert [(one.name, one.restart_seqno) for one in read_holds(PATH, disk=disk)] == [("audit", 4), ("shop", 6)]
 
 
 def test_a_hold_that_cannot_be_written_says_so() -> None:

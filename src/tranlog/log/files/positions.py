@@ -202,14 +202,18 @@ class PositionsFile:
         self.boot_id = disk.boot_id()
         self._file = disk.open(self._path, write=True, create=True)
         self.identity = self._file.identity()
-        self.block = b""
-        """What was encoded last for it, maybe before it was due, from `says`."""
-        self.says: tuple[object, ...] = ()
+        self._ahead: tuple[Positions, bytes] | None = None
         if self._file.size() < POSITIONS_BYTES:  # take its room while a full disk can still be refused
             self._file.pwrite(bytes(POSITIONS_BYTES), 0)
 
-    def write(self, block: bytes) -> None:
-        """Publish what `encode_positions` made: one pwrite of the whole block. Raises OSError."""
+    def prepare(self, positions: Positions) -> None:
+        """Encode what is likely to be written next."""
+        self._ahead = positions, encode_positions(positions)
+
+    def write(self, positions: Positions) -> None:
+        """Publish: one pwrite of the whole block. Raises OSError."""
+        ahead = self._ahead
+        block = ahead[1] if ahead is not None and ahead[0] == positions else encode_positions(positions)
         self._file.pwrite(block, 0)
 
     def restore(self) -> bool:

@@ -588,11 +588,10 @@ class Segments:
         with self._lock:
             self.index.flushed(plan)
 
-    def synced(self, seqno: Seqno) -> Seqno:
-        """Register that everything up to `seqno` is durable; return the first seqno, as `first_seqno`."""
+    def synced(self, seqno: Seqno) -> None:
+        """Register that everything up to `seqno` is durable."""
         with self._lock:
             self.index.synced(seqno)
-        return self.first_seqno()
 
     def adopt_index(self, index: SeqnoIndex) -> None:
         """Take the index that opening the log for writing has recovered."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tranlog.disk import Disk
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn
-from tranlog.log.files.positions import NO_LSN, Positions, PositionsFile, encode_positions
+from tranlog.log.files.positions import NO_LSN, Positions, PositionsFile
 from tranlog.log.files.segments import Segments
 from tranlog.log.reading.gate import Gate
 from tranlog.log.rules.index_values import BuiltFrom
@@ -133,39 +133,31 @@ class Publishing:
         file = self._file
         assert file is not None
         if elsewhere:
-            first = self._segments.synced(durable)
+            self._segments.synced(durable)
             if look:
                 file.restore()
-            assert first - 1 <= committed
-            file.write(self._encoded(file, first, durable, committed))
+            positions = self._positions(file, durable, committed)
+            assert positions.first_seqno - 1 <= committed
+            file.write(positions)
             self.proven.open_to(committed)
         elif not self.given:
-            self._encoded(file, self._segments.first_seqno(), visible, self._committed(visible))
+            file.prepare(self._positions(file, visible, self._committed(visible)))
 
-    def _encoded(self, file: PositionsFile, first: Seqno, durable: Seqno, committed: Seqno) -> bytes:
-        """Return what the positions file is to hold; the same bytes again where it says the same."""
+    def _positions(self, file: PositionsFile, durable: Seqno, committed: Seqno) -> Positions:
         history = self._segments.history
         assert history is not None
-        epoch = self.durable_epoch() if self.given else self._pending.epoch
-        visible, start = self.visible, self.visible_lsn
-        says = (file.identity, epoch, self.mark, first, visible, durable, committed, start, history)
-        if says != file.says:
-            file.block = encode_positions(
-                Positions(
-                    boot_id=file.boot_id,
-                    identity=file.identity,
-                    epoch=epoch,
-                    mark=self.mark,
-                    first_seqno=first,
-                    visible_seqno=visible,
-                    durable_seqno=durable,
-                    committed_seqno=committed,
-                    visible_lsn=start,
-                    history=history,
-                )
-            )
-            file.says = says
-        return file.block
+        return Positions(
+            boot_id=file.boot_id,
+            identity=file.identity,
+            epoch=self.durable_epoch() if self.given else self._pending.epoch,
+            mark=self.mark,
+            first_seqno=self._segments.first_seqno(),
+            visible_seqno=self.visible,
+            durable_seqno=durable,
+            committed_seqno=committed,
+            visible_lsn=self.visible_lsn,
+            history=history,
+        )
 
     def look_due(self) -> bool:
         """Whether the files are to be looked at after this sync: the directory may have changed since the last look."""
