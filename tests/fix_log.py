@@ -41,6 +41,28 @@ def make_fragment(
     )
 
 
+@contextmanager
+def sync_held(log: Log, disk: SimDisk) -> Iterator[None]:
+    """Run the block while the sync of a commit of another thread is under way; return once that is over."""
+    running, go_on = threading.Event(), threading.Event()
+
+    def hold_the_first(path: str) -> None:
+        if not running.is_set():
+            running.set()
+            assert go_on.wait(60)
+
+    disk.before_sync = hold_the_first
+    leader = threading.Thread(target=log.commit)
+    leader.start()
+    assert running.wait(60)
+    try:
+        yield
+    finally:
+        go_on.set()
+        leader.join(60)
+    assert not leader.is_alive()
+
+
 def open_log(disk: SimDisk, *, clock: ManualClock | None = None, **given: Any) -> Log:
     """Open the log on a disk in memory; `given` are LogOptions' fields. Files are as long as what stands in them."""
     given = {"ahead_bytes": 0} | given

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names
+from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names, sync_held
 from tranlog import group_commit
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError, SegmentGoneError
 from tranlog.log.writing import steps
@@ -170,21 +170,9 @@ def test_an_abandoned_transaction_under_a_running_sync_proves_nothing() -> None:
     log.append(make_fragment("first"))
     end = len(disk.content("/log/thl.data.0000000001"))
     log.append(make_fragment("open", bytes(1_000), last=False))
-    running, go_on = threading.Event(), threading.Event()
-
-    def hold_the_first(path: str) -> None:
-        if not running.is_set():
-            running.set()
-            assert go_on.wait(60)
-
-    disk.before_sync = hold_the_first
-    leader = threading.Thread(target=log.commit)
-    leader.start()
-    assert running.wait(60)
-    log.abandon_open()
-    log.append(make_fragment("second", bytes(2_000)))
-    go_on.set()
-    leader.join(60)
+    with sync_held(log, disk):
+        log.abandon_open()
+        log.append(make_fragment("second", bytes(2_000)))
     assert log._end.journal.durable_end == end
     assert log.durable_seqno == 1
     log.commit()

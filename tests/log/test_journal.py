@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fix_log import PATH, make_fragment, open_log, segment_path
+from fix_log import PATH, make_fragment, open_log, segment_path, sync_held
 from tranlog.ids import Seqno, lsn
 from tranlog.log.records.format import HEADER, RecordHeader, SyncRecord, parse_record
 from tranlog.log.upkeep.verify import verify
@@ -55,24 +55,12 @@ def test_a_sync_record_says_what_is_so_whatever_came_while_the_sync_ran(between:
     log.append(make_fragment("first"))
     log.commit()
     log.append(make_fragment("second"))
-    running, go_on = threading.Event(), threading.Event()
-
-    def hold_it(path: str) -> None:
-        if not running.is_set():
-            running.set()
-            assert go_on.wait(60)
-
-    disk.before_sync = hold_it
-    leader = threading.Thread(target=log.commit)
-    leader.start()
-    assert running.wait(60)
-    beside = threading.Thread(target=BETWEEN[between], args=(log,))
-    beside.start()
-    beside.join(0.1)  # the segment comes after the sync
-    go_on.set()
-    leader.join(60)
+    with sync_held(log, disk):
+        beside = threading.Thread(target=BETWEEN[between], args=(log,))
+        beside.start()
+        beside.join(0.1)  # the segment comes after the sync
     beside.join(60)
-    assert not leader.is_alive() and not beside.is_alive()
+    assert not beside.is_alive()
     for number in range(3):
         log.append(make_fragment(f"after {number}"))
         log.commit()
