@@ -35,9 +35,9 @@ def holder_of(directory: str, *, disk: Disk | None = None, machine: str | None =
     machine = _machine_id() if machine is None else machine
     name = os.path.join(directory, HOLDER_NAME)
     try:
-        found = _read(name, disk)
-        if found is not None and found[0].inode == found[1] and found[0].machine == machine:
-            return found[0].id
+        found = _own(name, disk, machine)
+        if found is not None:
+            return found
         fresh = f"{name}.new"
         if disk.exists(fresh):
             disk.unlink(fresh)
@@ -53,6 +53,25 @@ def holder_of(directory: str, *, disk: Disk | None = None, machine: str | None =
     except OSError as exc:
         raise DiskFailedError(path=name, why=exc.strerror or str(exc)) from exc
     return holder.id
+
+
+def known_holder(directory: str) -> str | None:
+    """Return the identity of a log's directory, None where it has none of its own; nothing is made.
+
+    Raises DiskFailedError.
+    """
+    name = os.path.join(directory, HOLDER_NAME)
+    try:
+        return _own(name, OsDisk(), _machine_id())
+    except OSError as exc:
+        raise DiskFailedError(path=name, why=exc.strerror or str(exc)) from exc
+
+
+def _own(name: str, disk: Disk, machine: str) -> str | None:
+    """Return the number in a file, where that is the very file, on the machine, which it says it is."""
+    found = _read(name, disk)
+    own = found is not None and found[0].inode == found[1] and found[0].machine == machine
+    return found[0].id if found is not None and own else None
 
 
 def _read(name: str, disk: Disk) -> tuple[_Holder, int] | None:

@@ -135,6 +135,13 @@ class SourceKind(Protocol[OptionsT]):
         """
         yield tried("connection", lambda: f"it stands at {self.event_id(options) or 'its beginning'}")
 
+    def follower(self, options: OptionsT) -> str | None:
+        """Return the identity of the log's directory that may follow this source; empty: any may, as none does yet.
+
+        None of a kind that keeps none. Raises SourceError.
+        """
+        return None
+
     def caveat(self, options: OptionsT) -> str:
         """Return what these options leave out of what the log promises, in a sentence; mostly empty."""
         return ""

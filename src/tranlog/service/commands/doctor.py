@@ -8,8 +8,6 @@ with short timeouts, and what one of them does not answer is left out of the res
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,12 +16,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import typer
 
-from tranlog.capture.holder import holder_of
+from tranlog.capture.holder import known_holder
 from tranlog.change import TableMap
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.disk import OsDisk, OsFile
-from tranlog.errors import ConfigError, DiskFailedError, LogError, SourceClaimedError, TranlogError
+from tranlog.errors import ConfigError, LogError, SourceClaimedError, TranlogError
 from tranlog.findings import CheckResult, Severity, fine, names_of, refused, tried, warning
 from tranlog.pipeline.upkeep.checks import examine_log, examine_spark, examine_target
 from tranlog.service.commands.orders import config_of
@@ -35,8 +32,6 @@ from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
 
 CONNECT_S: Final = 1.5
 """How long a server may take to answer."""
-_FOR: Final = "for the log "
-"""How a SQLite source says whose it is, among what stands there for capture."""
 
 
 class PartOfService(NamedTuple):
@@ -96,8 +91,7 @@ def examine(config: Config) -> list[PartOfService]:
                 listed, told = _tables(source)
                 if told.subject not in [one.subject for one in findings]:
                     findings.append(told)
-                if source.kind == "sqlite":
-                    findings.append(tried("claim", lambda: _claim(source, config.log_dir)))
+                findings.extend(_claim(source, config.log_dir))
             parts.insert(1, PartOfService("source", findings))
         if config.target is not None:
             options = config.apply_options(_hurried(config.target))
@@ -109,31 +103,19 @@ def examine(config: Config) -> list[PartOfService]:
     return parts
 
 
-def _claim(source: SourceOptions, directory: str) -> str:
-    """Say whose a SQLite source is. Raises SourceClaimedError as a start does, where it is not this log's."""
-    states = [one.state for one in source_kind(source.kind).installed(source)]
-    theirs = next((one.removeprefix(_FOR) for one in states if one.startswith(_FOR)), "")
-    if not theirs:
-        return "no log follows it yet"
+def _claim(source: SourceOptions, directory: str) -> Iterator[CheckResult]:
+    """Yield whose a source is, of a kind that keeps that; wrong where a start would refuse it as another log's."""
     try:
-        ours = holder_of(directory, disk=_LookingDisk())
-    except DiskFailedError:
-        ours = f"none yet, in {directory}"
-    if ours != theirs:
-        raise SourceClaimedError(where=source.where, claim=f"holder {theirs}", ours=f"holder {ours}")
-    return "it is for this log"
-
-
-class _LookingDisk(OsDisk):
-    """A disk on which nothing is made: a directory that has no identity of its own gets none."""
-
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> OsFile:
-        if write:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return super().open(path)
-
-    def unlink(self, path: str) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        theirs = source_kind(source.kind).follower(source)
+        if theirs is None:
+            return
+        ours = known_holder(directory) or f"none yet, in {directory}"
+        if theirs not in ("", ours):
+            raise SourceClaimedError(where=source.where, claim=f"holder {theirs}", ours=f"holder {ours}")
+    except TranlogError as exc:
+        yield refused("claim", exc)
+    else:
+        yield fine("claim", "it is for this log" if theirs else "no log follows it yet")
 
 
 def _apart(config: Config) -> str:

@@ -101,6 +101,10 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
         note = _BY_TRIGGER_NOTE if options.by_trigger else ""
         return SourceStanding("", waiting, size, note, "rows" if written else "transactions")
 
+    def follower(self, options: SqliteSourceOptions) -> str:
+        found = _read_outbox(options.path, _CLAIM)
+        return "" if found is None or found[0] is None else str(found[0])
+
     def installed(self, options: SqliteSourceOptions) -> list[SourceObject]:
         found = _read_outbox(options.path, _CLAIM)
         if found is None:
