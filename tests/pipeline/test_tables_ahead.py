@@ -18,7 +18,7 @@ from tranlog.ids import Seqno
 from tranlog.loads import KeyRange, LoadBegin, LoadChunk, LoadEnd, LoadMark, LoadStep
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.tables_ahead import check_next
+from tranlog.pipeline.applying.tables_ahead import wanting
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.filters.filters import Exclude, Filter, PresentRows, Rename
 from tranlog.pipeline.options import ApplyOptions
@@ -109,7 +109,8 @@ def test_the_next_tables_are_refused_before_spark_is_started(
 
         def look(*filters: Filter, restart: int = first - 1, **more: Any) -> None:
             given = {"pipeline": "p", "until": None, "left_out": (), **more}
-            check_next(opened, log, filters, Seqno(restart), **given)
+            for error in wanting(opened, log, filters, Seqno(restart), **given):
+                raise error
 
         with pytest.raises(TargetTableError, match=r"shop\.bad \(seqno \d+\): there is no such table") as refused:
             look()
@@ -153,7 +154,8 @@ def test_the_rows_of_a_load_are_refused_before_spark_is_started(tmp_path: Path) 
         first = log.range().first_seqno
 
         def look(*filters: Filter, restart: int = first - 1, pipeline: str = "p") -> None:
-            check_next(opened, log, filters, Seqno(restart), pipeline=pipeline, until=None, left_out=())
+            for error in wanting(opened, log, filters, Seqno(restart), pipeline=pipeline, until=None, left_out=()):
+                raise error
 
         with pytest.raises(TargetTableError, match=r"shop\.bad \(seqno \d+\): there is no such table") as refused:
             look()

@@ -58,21 +58,6 @@ def _tables(reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> I
                         yield there
 
 
-def check_next(
-    target: Target,
-    reader: ReadableLog,
-    filters: Sequence[Filter],
-    restart: Seqno,
-    *,
-    pipeline: str,
-    until: Seqno | None,
-    left_out: Sequence[tuple[int, int]],
-) -> None:
-    """Refuse the first table that `wanting` yields. Raises TargetTableError."""
-    for error in wanting(target, reader, filters, restart, pipeline=pipeline, until=until, left_out=left_out):
-        raise error
-
-
 def wanting(
     target: Target,
     reader: ReadableLog,

@@ -23,7 +23,7 @@ from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.applying.key_shards import key_notes
 from tranlog.pipeline.applying.log_mark import log_mark
-from tranlog.pipeline.applying.tables_ahead import check_next, check_tables
+from tranlog.pipeline.applying.tables_ahead import check_tables, wanting
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
 from tranlog.pipeline.driving.lease import ALIVE_LOOK_S, ALIVE_WATCH_S, Lease, holder_name
 from tranlog.pipeline.driving.limit_search import LimitSearch
@@ -238,7 +238,9 @@ class _Driver:
         target, reader, options = self._target, self._reader, self._options
         check_tables(target, reader, options.filters, restart)
         left_out = [*options.leave_out.ranges, *target.positions.read_left_out(options.pipeline)]
-        check_next(target, reader, options.filters, restart, pipeline=options.pipeline, until=until, left_out=left_out)
+        name, filters = options.pipeline, options.filters
+        for error in wanting(target, reader, filters, restart, pipeline=name, until=until, left_out=left_out):
+            raise error
 
     def _until(self) -> Seqno | None:
         until = self._options.until_seqno

@@ -23,7 +23,7 @@ from tranlog.disk import OS_DISK, may_write
 from tranlog.errors import LogMissingError, TargetTableError, TranlogError
 from tranlog.findings import CheckResult, Severity, compare_clocks, fine, refused, tried, warning, wrong
 from tranlog.ids import NO_SEQNO, Seqno, segment_name
-from tranlog.log.files.directory import LOCK_NAME, join, list_segments
+from tranlog.log.files.directory import join, list_segments
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.scan import checkpoint_of, survey
 from tranlog.log.reading.readable import ReadableLog
@@ -40,6 +40,7 @@ from tranlog.pipeline.rules.channels import ShardBy
 from tranlog.pipeline.rules.loading import read_stored, waiting
 from tranlog.pipeline.rules.progress import restart_seqno
 from tranlog.pipeline.spark.session import check_java, check_pyspark
+from tranlog.pipeline.status.gathering import writer_of
 from tranlog.pipeline.upkeep.tables import tables_behind
 from tranlog.row_touches import TouchedTable
 from tranlog.target.options import create_statements, is_there, open_target, runs_ddl_of
@@ -97,15 +98,10 @@ def _check_end(directory: str) -> None:
     newest = join(directory, segment_name(list_segments(directory, OS_DISK)[-1]))
     if stored is None and os.path.getsize(newest) > END_MOST:
         return
-    if not _is_written(directory):
+    if writer_of(directory) is None:
         decided = plan(survey(directory, OS_DISK, checkpoint=None if stored is None else checkpoint_of(*stored)))
-        if isinstance(decided, Problem) and not _is_written(directory):  # it may have begun meanwhile
+        if isinstance(decided, Problem) and writer_of(directory) is None:  # it may have begun meanwhile
             raise decided.error()
-
-
-def _is_written(directory: str) -> bool:
-    name = join(directory, LOCK_NAME)
-    return os.path.exists(name) and OS_DISK.is_locked(name)
 
 
 def room(subject: str, folder: str, *, needed: int) -> CheckResult:

@@ -723,15 +723,12 @@ class LoopThread:
         except CancelledError:
             raise LoopEndedError from None
 
-    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the last work, wait shortly for what it has ended, and end the thread. Ending twice is harmless."""
-        self._end(last)
-
     def close(self) -> None:
         """End the thread. Closing twice is harmless."""
-        self._end(None)
+        self.end()
 
-    def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    def end(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Run the last work, wait shortly for what it has ended, and end the thread. Ending twice is harmless."""
         with self._lock:
             first, self._ending = not self._ending, True
         if first:

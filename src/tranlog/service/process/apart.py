@@ -14,7 +14,7 @@ def check_apart(config: Config) -> None:
     A server may hold both, as two of its databases.
     """
     source, target = config.source, config.target
-    if source is None or target is None or source.kind != "sqlite" or not target.in_file:
+    if source is None or target is None or source.kind != target.kind or not target.in_file:
         return
     if source_kind(source.kind).identity(source) == identity(target):
         raise ConfigError(option="target.path", value=target.path, why="it is the source; name another database")
