@@ -11,9 +11,9 @@ import pytest
 
 from fix_operated import ThreadContext, operation_of, options_of, running, without_java
 from fix_pipeline import SqliteTarget, Workload, write_log
-from tranlog.errors import RollbackError
+from tranlog.errors import ConfigError, RollbackError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.files.positions import MAY_HAVE_ALL, is_running, read_hold
+from tranlog.log.files.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, read_hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.holding import Holding
@@ -89,3 +89,14 @@ def test_a_relative_directory_is_held_where_it_was(options: ApplyOptions, monkey
         monkeypatch.chdir(path.parent / "elsewhere")
     found = read_hold(str(path), "p")
     assert found is not None and found.applied_seqno == last
+
+
+def test_a_readers_hold_is_not_taken_for_an_earlier_run_of_the_pipeline(options: ApplyOptions) -> None:
+    """What it names is the seqno that a reader needs next, and no position of a target."""
+    hold(options.log_dir, "p", Seqno(3), holder="audit of the shop")
+    with pytest.raises(ConfigError, match=r"a reader \(audit of the shop\) keeps the log .*tranlog hold drop p"):
+        run_apply(replace(options, until_seqno="now"), spark=ThreadContext())  # type: ignore[arg-type]
+    found = read_hold(options.log_dir, "p")
+    assert found is not None and (found.restart_seqno, found.applied_seqno) == (3, None)
+    drop_hold(options.log_dir, "p")
+    run_apply(replace(options, until_seqno="now"), spark=ThreadContext())  # type: ignore[arg-type]
