@@ -392,6 +392,19 @@ def test_a_source_that_cannot_answer_says_so_and_is_asked_again(
 
 
 @pytest.mark.long
+def test_an_error_of_whatever_kind_ends_an_attempt_and_not_the_restore(tmp_path: Path) -> None:
+    with live_group(tmp_path, "ab") as group:
+        commit(group, "common")
+        former = next(name for name in "ab" if name != group.await_primary())
+        with mock.patch("tranlog.replication.acting.restoring.begin", side_effect=KeyError("of ours")):
+            with pytest.raises(GroupOrderError, match="'of ours'.* keeps trying"):
+                group.order(former, "restore", name=former)
+        group.await_whole()
+        eventually(lambda: state_of(group, former) == "REPLICA")
+    assert events(tmp_path / former) == ["common"]
+
+
+@pytest.mark.long
 def test_a_part_that_never_comes_ends_an_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source goes on to say that it is there, more often than the time that a part may take."""
     monkeypatch.setattr(restore, "_SILENT_S", 2.5)

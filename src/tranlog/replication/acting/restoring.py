@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tranlog.errors import ConfigError, TranlogError
+from tranlog.errors import ConfigError
 from tranlog.replication.acting.restore import (
     RESTORE,
     Fetch,
@@ -123,8 +123,8 @@ class Restoring:
             try:
                 await self._once(self._source(wanted), wanted)
                 return
-            except (OSError, TranlogError) as exc:
-                self._trouble = str(exc)
+            except Exception as exc:  # whatever it is: without a log this node serves nobody
+                self._trouble = str(exc) or repr(exc)
                 self._attempts += 1
                 logger.warning("A restore failed, and begins again. why=%s", exc)
             finally:
