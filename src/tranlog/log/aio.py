@@ -38,7 +38,8 @@ async def _wait(gate: Gate, seqno: Seqno, timeout_s: float) -> Seqno:
     ticket = gate.enter(seqno, wake) if timeout_s > 0 else None
     if ticket is not None:
         try:
-            await asyncio.wait_for(event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
         except TimeoutError:
             pass
         finally:

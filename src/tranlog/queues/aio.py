@@ -66,7 +66,8 @@ class AsyncStore:
             if found or (left is not None and left <= 0):
                 return found
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await changed.wait()
 
     async def consume(self, queue: str) -> AsyncIterator[Delivery]:
         """Yield the messages of a queue, one after the other, without end; wait for the next one. Raises as `get`."""

@@ -15,7 +15,7 @@ from tranlog.replication.acting.entrance import Entrance
 from tranlog.replication.acting.links import Greeting, enter, greet, pauses
 from tranlog.replication.acting.transport import Wire, dial
 from tranlog.replication.rules.config import ConfigId, NodeId
-from tranlog.replication.rules.packets import NO_GTID, Join, Packet
+from tranlog.replication.rules.packets import NO_GTID, Join, Packet, Welcome
 
 JOIN = Join(
     node=NodeId("n"), node_name="n", purpose="read", versions=(1,), config=ConfigId(), last=NO_GTID, heartbeat_ms=250
@@ -69,3 +69,25 @@ def test_a_handshake_that_is_given_up_ends_its_connection(monkeypatch: pytest.Mo
 
     asyncio.run(given_up(entering=False))
     asyncio.run(given_up(entering=True))
+
+
+def test_a_handshake_that_is_given_up_as_its_welcome_comes_is_given_up() -> None:
+    """A link that was closed would otherwise go on."""
+
+    async def given_up() -> None:
+        silent = Silent()
+        entrance = Entrance("127.0.0.1:0", silent, None)
+        await entrance.open()
+        greeting = Greeting()
+        wire = await dial(f"127.0.0.1:{entrance.port}", greeting, None)
+        entering = asyncio.ensure_future(enter(wire, greeting, JOIN))
+        await asyncio.sleep(0)
+        greeting.welcome.set_result(Welcome(first=NO_GTID, last=NO_GTID, version=1))
+        entering.cancel()
+        await asyncio.wait([entering], timeout=60)
+        assert entering.cancelled()
+        await asyncio.wait_for(silent.gone.wait(), 60)
+        entrance.close()
+        await entrance.end()
+
+    asyncio.run(given_up())

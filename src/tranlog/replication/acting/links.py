@@ -13,6 +13,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from tranlog.errors import ConfigError, HandshakeError
@@ -140,7 +141,8 @@ async def enter(wire: Wire, greeting: Greeting, join: Join) -> Welcome:
     """Send the Join, and return the server's welcome. Raises HandshakeError."""
     wire.send(join)
     try:
-        return await asyncio.wait_for(greeting.welcome, FIRST_WITHIN_S)
+        async with asyncio.timeout(FIRST_WITHIN_S):
+            return await greeting.welcome
     except BaseException as exc:
         wire.cut()
         if isinstance(exc, HandshakeError | TimeoutError):
@@ -203,10 +205,9 @@ class Link:
             except (OSError, HandshakeError, ConfigError) as exc:
                 self._trouble(why_ended(exc))
             self._word.clear()
-            try:
-                await asyncio.wait_for(self._word.wait(), next(waits))
-            except TimeoutError:
-                pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(next(waits)):
+                    await self._word.wait()
 
     async def _connect(self) -> None:
         greeting, join = _PeerGreeting(self._owner), self._owner.join()

@@ -165,7 +165,8 @@ class _Fetching(Greeting):
         """
         async with asyncio.timeout(within_s):
             while True:
-                packet = await asyncio.wait_for(self._came.get(), _SILENT_S)
+                async with asyncio.timeout(_SILENT_S):
+                    packet = await self._came.get()
                 if not isinstance(packet, Files) or packet.number:
                     return packet
 
@@ -271,7 +272,8 @@ class ServedFiles:
             self._thread.call(lambda core: core.keep_all(self._wire.peer))
             self._wire.send(Files(number=0))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wire.gone.wait(), _KEPT_S)
+                async with asyncio.timeout(_KEPT_S):
+                    await self._wire.gone.wait()
 
     async def answer(self, packet: Packet, size: int) -> None:
         """Answer a request for the list, or for a part of a file in it."""
