@@ -397,7 +397,7 @@ def test_an_error_of_whatever_kind_ends_an_attempt_and_not_the_restore(tmp_path:
         commit(group, "common")
         former = next(name for name in "ab" if name != group.await_primary())
         with mock.patch("tranlog.replication.acting.restoring.begin", side_effect=KeyError("of ours")):
-            with pytest.raises(GroupOrderError, match="'of ours'.* keeps trying"):
+            with pytest.raises(GroupOrderError, match=r"'of ours'.* keeps trying"):
                 group.order(former, "restore", name=former)
         group.await_whole()
         eventually(lambda: state_of(group, former) == "REPLICA")
