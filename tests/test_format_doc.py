@@ -28,10 +28,11 @@ from tranlog.log.records import format as log_format
 from tranlog.log.records import spill
 from tranlog.log.rules import bucket, index
 from tranlog.log.writing.log import Log
-from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
+from tranlog.payload import PACKED_VERSION, Payload, encode, encode_table_map
 from tranlog.pipeline.applying import in_flight
 from tranlog.queues.rules import records as queue_records
 from tranlog.replication.acting import restore, rollback
+from tranlog.row_bytes import FIRST_UNKNOWN_TAG, encode_row
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source import packer
 from tranlog.source.packer import TransactionPacker

@@ -85,6 +85,7 @@ PURE = {
     "tranlog.slices",
     "tranlog.types",
     "tranlog.table_map",
+    "tranlog.row_bytes",
     "tranlog.row_touches",
     "tranlog.value_ends",
     "tranlog.write_item",

@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace
 
 from fix_proto import NATIVE, messages_of
-from tranlog import payload, table_map
+from tranlog import row_bytes, table_map
 from tranlog.change import (
     HEARTBEAT,
     NOOP,
@@ -36,18 +36,16 @@ from tranlog.change import (
 )
 from tranlog.errors import PayloadError
 from tranlog.payload import (
-    FIRST_UNKNOWN_TAG,
     Payload,
     PayloadBuilder,
     count_changes,
     decode,
-    decode_row,
     decode_table_map,
     encode,
-    encode_row,
     encode_table_map,
     fingerprint,
 )
+from tranlog.row_bytes import FIRST_UNKNOWN_TAG, decode_row, encode_row
 from tranlog.types import (
     F32,
     UNCHANGED,
@@ -767,7 +765,7 @@ def test_a_negative_error_code_has_protobufs_ten_bytes() -> None:
 def test_the_tables_of_readers_and_writers_are_whole() -> None:
     """Each tag that is not handled in the loops has a reader; each type that is not, a writer."""
     in_line = {Tag.NULL, Tag.UNCHANGED, Tag.FALSE, Tag.TRUE, Tag.I64, Tag.F64, Tag.TEXT, Tag.BYTES}
-    assert set(payload._READERS) == set(Tag) - in_line
+    assert set(row_bytes._READERS) == set(Tag) - in_line
 
 
 def test_rows_of_a_session_with_checks_off() -> None:

@@ -18,7 +18,7 @@ from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
 from mutants.write_set_rules import TOUCHES
 from tranlog.change import Column, ForeignKey, Op, TableMap
-from tranlog.payload import encode_row
+from tranlog.row_bytes import encode_row
 from tranlog.row_touches import RowTouches, holds_texts
 from tranlog.types import F32, UNCHANGED, CharsetBytes, Datetime, LogicalType, Value
 from tranlog.write_item import encode_write_set

@@ -10,8 +10,8 @@ import pytest
 
 from tranlog.change import Column, TableMap
 from tranlog.errors import PayloadError
-from tranlog.payload import decode_row, encode_row, encode_value
 from tranlog.row_blocks import decoded, encoded
+from tranlog.row_bytes import decode_row, encode_row, encode_value
 from tranlog.source.mariadb.tables import _encoder, _form, _reading
 from tranlog.source.mariadb.types import Family, MariadbType
 from tranlog.text_rows import AS_BYTES, AS_INTEGER, AS_TEXT, encode_cells, encode_packets

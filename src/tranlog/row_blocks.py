@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 from tranlog.change import TableMap
-from tranlog.payload import decode_row, encode_row
+from tranlog.row_bytes import decode_row, encode_row
 from tranlog.types import Value
 
 RowBlock: TypeAlias = list[bytes]
-"""Rows, one at least, each as `payload.encode_row` writes it."""
+"""Rows, one at least, each as `row_bytes.encode_row` writes it."""
 _ROWS: Final = 100
 _BYTES: Final = 1 << 20
 

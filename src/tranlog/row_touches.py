@@ -22,7 +22,7 @@ from mypy_extensions import i64
 from tranlog.affinity import Affinity, affinity
 from tranlog.change import Column, Op, TableMap, TableName
 from tranlog.checksum import crc32
-from tranlog.payload import encode_int
+from tranlog.row_bytes import encode_int
 from tranlog.types import LogicalType
 from tranlog.value_ends import pass_value
 from tranlog.varint import read_sized, read_varint
@@ -141,7 +141,7 @@ class RowTouches:
         self._kind = _STATEMENT
 
     def rows(self, table: TableMap, op: Op, images: Sequence[bytes]) -> None:
-        """Note row changes, given as `payload.encode_row` bytes: of an update the row before and then the row after."""
+        """Note row changes, given as `row_bytes.encode_row` bytes: of an update the row before, then the row after."""
         self._changes += len(images)
         if self._kind != _ROWS:
             return

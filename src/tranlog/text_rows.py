@@ -40,7 +40,7 @@ _HEADER: Final = 4
 def encode_cells(
     get: Callable[[int, int], bytes | None], rows: int, forms: bytes, encoders: Sequence[ValueEncoder]
 ) -> list[bytes]:
-    """Return rows, each as `payload.encode_row` writes it; `get` gives the text of a row's column, None for NULL."""
+    """Return rows, each as `row_bytes.encode_row` writes it; `get` gives the text of a row's column, None for NULL."""
     found: list[bytes] = []
     columns: i64 = len(forms)
     row: i64 = 0
@@ -63,7 +63,7 @@ def encode_cells(
 def encode_packets(
     raw: bytes, start: int, number: int, forms: bytes, encoders: Sequence[ValueEncoder], into: list[bytes]
 ) -> tuple[int, int, bool]:
-    """Put the rows of a MariaDB's packets from `start` on to `into`, each as `payload.encode_row` writes it.
+    """Put the rows of a MariaDB's packets from `start` on to `into`, each as `row_bytes.encode_row` writes it.
 
     `number` is the first packet's. Return where and at which number it stopped, and whether that is before a packet
     which is not one plain row, but an end, an error, one out of order, or a part of a row; else there is no whole one

@@ -1,6 +1,6 @@
 """Where an encoded value ends: what whoever looks for a few values of a row has to pass.
 
-Owns the lengths of values by their tags. Their contents are `payload`'s. Compiled, see `tranlog.compiled`.
+Owns the lengths of values by their tags. Their contents are `row_bytes`'s. Compiled, see `tranlog.compiled`.
 
 Source: docs/format.md.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tranlog.payload import FIRST_UNKNOWN_TAG
+from tranlog.row_bytes import FIRST_UNKNOWN_TAG
 from tranlog.types import Tag
 from tranlog.varint import read_varint
 

@@ -26,7 +26,7 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS, Unit, batch_schema
 from tranlog.log.records.columns import Selection
 from tranlog.log.writing.log import Log, LogReader
-from tranlog.payload import encode_value
+from tranlog.row_bytes import encode_value
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.testing.disk import SimDisk

@@ -20,7 +20,7 @@ import apsw
 
 from mutants.rounds import play_rounds
 from tranlog.change import Column, ForeignKey, Op, TableMap
-from tranlog.payload import encode_row
+from tranlog.row_bytes import encode_row
 from tranlog.row_touches import RowTouches
 from tranlog.types import LogicalType
 from tranlog.write_set import Use, parse_write_set

@@ -10,9 +10,9 @@ import pytest
 from mutants.keyed_rows import LOOSE_CODES, loose
 from tranlog.change import Column, ForeignKey, Op, TableMap
 from tranlog.ids import Seqno
-from tranlog.payload import encode_row
 from tranlog.pipeline.rules.by_writes import Assignment, PlannedTable, WritesBounds, WritesPlan, planned_table
 from tranlog.pipeline.rules.channels import SERIAL
+from tranlog.row_bytes import encode_row
 from tranlog.row_touches import RowTouches
 from tranlog.target.target import TargetKeys, TextEquality
 from tranlog.types import LogicalType, Value

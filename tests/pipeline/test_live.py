@@ -35,7 +35,7 @@ from tranlog.errors import ConfigError, TargetPositionError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.payload import decode, encode_row
+from tranlog.payload import decode
 from tranlog.pipeline.applying.live import VerdictDetail, _Judging
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.filters.comparison import SplitSum, TableSum, summed
@@ -51,6 +51,7 @@ from tranlog.pipeline.filters.filters import (
     Rename,
 )
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.row_bytes import encode_row
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.tables import SqliteTables
 from tranlog.target.options import TargetOptions, open_target

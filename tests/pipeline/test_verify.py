@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tranlog.change import Column, TableMap
 from tranlog.errors import ConfigError, TargetTableError
-from tranlog.payload import encode_row
 from tranlog.pipeline.filters.comparison import BUCKETS, RowDifference, TableSum, row_differences
 from tranlog.pipeline.filters.filters import Filter, PresentRows
 from tranlog.pipeline.upkeep.verify import select_tables, verify_tables
 from tranlog.row_blocks import RowBlock, encoded
+from tranlog.row_bytes import encode_row
 from tranlog.types import (
     F32,
     Bit,

@@ -19,7 +19,8 @@ import pytest
 from fix_mutation import Fuzz, mutated
 from tranlog.charsets import CHARSET_NAMES, text_decoder
 from tranlog.errors import SourceError
-from tranlog.payload import decode, encode_row, encode_table_map
+from tranlog.payload import decode, encode_table_map
+from tranlog.row_bytes import encode_row
 from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.source.mariadb.branches import PreparedBranches
 from tranlog.source.mariadb.captured import CapturedTables

@@ -94,12 +94,20 @@ def _payloads() -> list[Payload]:
 def test_payloads_are_the_same_bytes(pairs: dict[str, tuple[ModuleType, ModuleType]]) -> None:
     """performance.md: one source, runs uncompiled too."""
     plain, machine = pairs["tranlog.payload"]
+    plain_rows, machine_rows = pairs["tranlog.row_bytes"]
     for payload in _payloads():
         raw = plain.encode(payload)
         assert machine.encode(payload) == raw
         assert _answer(lambda: machine.decode(raw)) == _answer(lambda: plain.decode(raw))  # noqa: B023
+    for row in ROWS:
+        raw = plain_rows.encode_row(row)
+        assert machine_rows.encode_row(row) == raw
+        for cut in (raw, raw[:-1]):
+            said = [_answer(lambda: one.decode_row(cut, 5)) for one in (plain_rows, machine_rows)]  # noqa: B023
+            assert said[0] == said[1]
     for value in (1 << 64, -(1 << 63) - 1, "\ud800", object(), 3 + 4j, Bit(1, 9), (1, 2)):
-        assert _answer(lambda: machine.encode_row((value,))) == _answer(lambda: plain.encode_row((value,)))  # noqa: B023
+        row = (value,)
+        assert _answer(lambda: machine_rows.encode_row(row)) == _answer(lambda: plain_rows.encode_row(row))  # noqa: B023
         builders = [one.PayloadBuilder() for one in (plain, machine)]
         change = RowChange(TABLE, Op.INSERT, None, (1, "x", None, 2.0, value))  # type: ignore[arg-type]
         said = [_answer(lambda: builder.add(change)) for builder in builders]  # noqa: B023

@@ -17,16 +17,8 @@ from hypothesis import strategies as st
 
 from tranlog.change import Change, Column, ForeignKey, Op, RowChange, Statement, TableMap
 from tranlog.errors import PayloadError
-from tranlog.payload import (
-    Payload,
-    PayloadBuilder,
-    decode,
-    decode_table_map,
-    encode,
-    encode_row,
-    encode_table_map,
-    fingerprint,
-)
+from tranlog.payload import Payload, PayloadBuilder, decode, decode_table_map, encode, encode_table_map, fingerprint
+from tranlog.row_bytes import encode_row
 from tranlog.types import (
     F32,
     UNCHANGED,

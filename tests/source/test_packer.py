@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 import tranlog
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
-from tranlog.payload import decode, encode_row
+from tranlog.payload import decode
+from tranlog.row_bytes import encode_row
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import FRAGMENT_BYTES, TABLE_LIST_BYTES, TransactionPacker
 from tranlog.types import LogicalType

@@ -39,7 +39,8 @@ from tranlog.loads import (
     parse_key,
 )
 from tranlog.log.writing.log import Log
-from tranlog.payload import decode, decode_row
+from tranlog.payload import decode
+from tranlog.row_bytes import decode_row
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source

@@ -25,7 +25,8 @@ from tranlog.change import (
     TableName,
 )
 from tranlog.gaps import GAP, TableGap
-from tranlog.payload import PayloadBuilder, encode_row
+from tranlog.payload import PayloadBuilder
+from tranlog.row_bytes import encode_row
 from tranlog.row_touches import RowTouches
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
 from tranlog.table_map import older_option
@@ -113,7 +114,7 @@ class TransactionPacker:
             self._touches.statement()
 
     def add_encoded(self, table: TableMap, op: Op, images: bytes, *, event_id: str, tstamp: int) -> Fragment | None:
-        """Add a row change whose images are already `payload.encode_row` bytes."""
+        """Add a row change whose images are already `row_bytes.encode_row` bytes."""
         self._builder.add_encoded(table, op, images)
         self._touch(table)
         if self._touches is not None:

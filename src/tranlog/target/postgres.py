@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import TableMap, TableName
 from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, TransientTargetError
-from tranlog.payload import encode_value
 from tranlog.row_blocks import RowBlock
+from tranlog.row_bytes import encode_value
 from tranlog.target.binding import CopyForm, Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
 from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, unavailable

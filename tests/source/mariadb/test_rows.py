@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from tranlog.errors import SourceError, UnsupportedTypeError
-from tranlog.payload import encode_decimal, encode_row
+from tranlog.row_bytes import encode_decimal, encode_row
 from tranlog.servers.mariadb_values import catalog_labels, set_value
 from tranlog.source.mariadb.events import (
     HEADER_BYTES,

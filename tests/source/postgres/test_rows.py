@@ -13,7 +13,8 @@ import pytest
 
 from fix_pgoutput import Tables, messages, with_streaming
 from tranlog.change import Op, RowChange, TableMap
-from tranlog.payload import PayloadBuilder, decode, encode_value
+from tranlog.payload import PayloadBuilder, decode
+from tranlog.row_bytes import encode_value
 from tranlog.source.postgres.messages import MessageFormatError, RowMessage, parse_message
 from tranlog.source.postgres.rows import NoBeforeImageError, PostgresTableLayout, encode_change, encode_run
 from tranlog.source.postgres.values import PostgresType, column_of, value_encoder, value_reader

@@ -19,10 +19,11 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Op, Payload, RowChange, TableMap
-from tranlog.payload import decode, decode_row, encode, encode_row
+from tranlog.payload import decode, encode
 from tranlog.pipeline.filters.filter_chain import Chain, RowFunction, row_function
 from tranlog.pipeline.filters.filter_text import parse_filters
 from tranlog.row_blocks import RowBlock, decoded, encoded
+from tranlog.row_bytes import decode_row, encode_row
 from tranlog.types import Tag, Value, canonical, value_text
 from tranlog.value_ends import key_in
 from tranlog.verification import VerifySum

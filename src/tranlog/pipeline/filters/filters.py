@@ -22,7 +22,7 @@ import msgspec
 
 from tranlog.change import Change, Column, ForeignKey, TableMap, TableName
 from tranlog.errors import ConfigError
-from tranlog.payload import encode_value
+from tranlog.row_bytes import encode_value
 from tranlog.types import UNCHANGED, Instant, Json, LogicalType, Value
 
 DELAY_MOST_S: Final = 366 * 86_400.0

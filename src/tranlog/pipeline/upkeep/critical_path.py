@@ -18,9 +18,9 @@ from tranlog.change import Op, RowChange, TableMap, TableName
 from tranlog.header import TransactionHeader
 from tranlog.ids import Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.payload import encode_row
 from tranlog.pipeline.rules.by_writes import Writes
 from tranlog.pipeline.rules.critical_path import CriticalPath, PathFinder
+from tranlog.row_bytes import encode_row
 from tranlog.row_touches import RowTouches
 from tranlog.types import Value, value_text
 from tranlog.write_set import parse_write_set

@@ -4,7 +4,7 @@ Owns the bytes of rows; what a value is worth is `values`'s. Pure. The hard idea
 each for its type costs several times what the values cost, so the decoder of a table is Python text with the columns
 written out one after the other, neighbours of fixed size read by one `struct` call. A row without NULLs takes that
 path; a row with NULLs, or with text that does not decode, takes a second one, column by column. Two kinds come from
-one description of the columns: a decoder gives values; an encoder, which capture uses, gives `payload.encode_row` of
+one description of the columns: a decoder gives values; an encoder, which capture uses, gives `row_bytes.encode_row` of
 them without making most of them: text that is ASCII is copied, a label is looked up with its tag.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from tranlog.charsets import is_utf8, text_decoder
-from tranlog.payload import (
+from tranlog.row_bytes import (
     encode_bytes,
     encode_datetime,
     encode_decimal,
@@ -54,7 +54,7 @@ Row = tuple[Value, ...]
 RowsDecoder = Callable[[bytes, int], list[Row]]
 """Takes a rows event and the offset of its first image; returns all images in order. Raises EventFormatError."""
 RowsEncoder = Callable[[bytes, int], list[bytes]]
-"""As a decoder, and returns each image as `payload.encode_row` writes it."""
+"""As a decoder, and returns each image as `row_bytes.encode_row` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecode
 def rows_encoder(
     table: BinlogTable, types: Sequence[MariadbType], *, carried: Sequence[int] | None = None
 ) -> RowsEncoder:
-    """Return what gives a table's rows as `payload.encode_row` writes them; else as `rows_decoder`.
+    """Return what gives a table's rows as `row_bytes.encode_row` writes them; else as `rows_decoder`.
 
     `carried`: the places of the columns that are of use, all by default; what the rows hold in others is left out.
     """

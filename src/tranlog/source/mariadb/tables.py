@@ -19,8 +19,8 @@ import pymysql.cursors
 from tranlog.change import TableMap, TableName
 from tranlog.charsets import is_utf8, text_decoder
 from tranlog.errors import UnsupportedTypeError
-from tranlog.payload import encode_value
 from tranlog.row_blocks import RowBlock, decoded
+from tranlog.row_bytes import encode_value
 from tranlog.servers.mariadb import close
 from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.source.mariadb.catalog import Catalog

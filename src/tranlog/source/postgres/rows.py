@@ -17,7 +17,7 @@ from librt.strings import BytesWriter, read_i32_be
 from mypy_extensions import i64
 
 from tranlog.change import Op, TableMap
-from tranlog.payload import encode_value
+from tranlog.row_bytes import encode_value
 from tranlog.source.postgres.messages import MessageFormatError
 from tranlog.source.postgres.values import text_forms
 from tranlog.text_rows import ValueEncoder, put_text
@@ -70,7 +70,7 @@ class PostgresTableLayout:
 
 
 def encode_change(layout: PostgresTableLayout, raw: bytes, at: int) -> tuple[Op, bytes]:
-    """Return what a row message does, and its images as `payload.encode_row` writes them, before and after.
+    """Return what a row message does, and its images as `row_bytes.encode_row` writes them, before and after.
 
     `at` is where its first tuple's letter stands. Raises MessageFormatError; NoBeforeImageError.
     """

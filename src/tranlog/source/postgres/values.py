@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Column, TableMap
-from tranlog.payload import (
+from tranlog.row_bytes import (
     encode_bytes,
     encode_datetime,
     encode_decimal,
@@ -122,7 +122,7 @@ def value_reader(column: Column) -> Callable[[bytes], Value]:
 
 
 def value_encoder(column: Column) -> Callable[[bytes], bytes]:
-    """Return what makes `payload.encode_value` of what `value_reader` reads, mostly without making the value."""
+    """Return what makes `row_bytes.encode_value` of what `value_reader` reads, mostly without making the value."""
     read = value_reader(column)
     match column.logical:
         case LogicalType.TEXT if not pads(column):

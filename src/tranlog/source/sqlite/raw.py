@@ -24,7 +24,8 @@ from msgspec.msgpack import Ext
 from tranlog.affinity import Affinity, affinity
 from tranlog.change import Op, Statement, TableMap
 from tranlog.errors import SourceError
-from tranlog.payload import decode_table_map, encode_row
+from tranlog.payload import decode_table_map
+from tranlog.row_bytes import encode_row
 from tranlog.types import CharsetBytes, Value
 
 Place: TypeAlias = int | tuple[Value, ...]
@@ -180,7 +181,7 @@ class PieceTable(NamedTuple):
 
 
 class RawPiece(NamedTuple):
-    """A piece as it was read. `changes` is to be gone through once; the images are `payload.encode_row` bytes."""
+    """A piece as it was read. `changes` is to be gone through once; the images are `row_bytes.encode_row` bytes."""
 
     tables: list[PieceTable]
     changes: Iterator[tuple[TableMap, Op, bytes] | Statement]
