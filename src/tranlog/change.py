@@ -143,7 +143,7 @@ HEARTBEAT = "heartbeat"
 """Metadata name of a heartbeat; its value is the heartbeat's name."""
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True):
+class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A fragment's content: what `payload.decode` returns."""
 
     metadata: Options = ()

@@ -21,7 +21,7 @@ from tranlog.change import Change, Op, Options, RowChange, Statement, TableMap
 from tranlog.change import Payload as Payload
 from tranlog.errors import PayloadError
 from tranlog.row_bytes import read_row, read_size, write_row
-from tranlog.table_map import TABLES_KEPT, told
+from tranlog.table_map import TABLES_KEPT, decode_table_map_and_width, told
 from tranlog.table_map import decode_table_map as decode_table_map
 from tranlog.table_map import encode_table_map as encode_table_map
 from tranlog.table_map import fingerprint as fingerprint
@@ -42,6 +42,9 @@ _INSERT: Final = Op.INSERT  # names of this module: looking a member up in its c
 _DELETE: Final = Op.DELETE
 _UPDATE: Final = Op.UPDATE
 _ROW_CHANGE: Final = RowChange
+_PAYLOAD: Final = Payload
+_EMPTY: Final[list[object]] = [None]
+"""What a list of a given length is made of; one that is written in line is made anew each time."""
 _INSERT_CODE: Final = 1
 _DELETE_CODE: Final = 2
 _UPDATE_CODE: Final = 3
@@ -52,7 +55,8 @@ OP_STATEMENT: Final = 4
 DDL_OPTION: Final = "schema_change"
 """Per-statement option that marks DDL, the ancestor's name for it."""
 
-_fronts: Final[dict[TableMap, bytes]] = {}
+_fronts: Final[dict[TableMap, tuple[bytes, int]]] = {}
+_last_front: Final[list[tuple[TableMap, bytes, int]]] = []
 _LARGE: Final = 1 << 16
 _VERSION: Final = bytes((PACKED_VERSION,))
 _TAG_PACKED: Final = b"\xa2\x06"  # field 100, length-delimited
@@ -65,15 +69,24 @@ _PLAIN_INT: Final = 1 << 61
 # --- encoding --------------------------------------------------------------------------------------------
 
 
-def _front_of(table: TableMap) -> bytes:
-    """Return what stands before the number of changes where there is one table: version, 1, its map with its length."""
-    front = _fronts.get(table)
-    if front is None:
-        front = _VERSION + b"\x01" + sized(encode_table_map(table))
+def _front_of(table: TableMap) -> tuple[bytes, int]:
+    """Return what stands before the number of changes where there is one table, and how many columns it has.
+
+    That is the version, 1, and its map with its length. The last table is looked at first, as in reading.
+    """
+    if _last_front:
+        last, front, width = _last_front[0]
+        if last is table:
+            return front, width
+    known = _fronts.get(table)
+    if known is None:
+        known = _VERSION + b"\x01" + sized(encode_table_map(table)), len(table.columns)
         if len(_fronts) >= TABLES_KEPT:
             _fronts.clear()
-        _fronts[table] = front
-    return front
+        _fronts[table] = known
+    front, width = known
+    _last_front[:1] = ((table, front, width),)
+    return front, width
 
 
 class PayloadBuilder:
@@ -178,17 +191,18 @@ class PayloadBuilder:
         """Make a table that of the next changes, and give it a number at its first use."""
         tables = self._tables
         number = None
+        front, width = _front_of(table)
         if tables:
             if self._numbers is None:
                 self._numbers = {tables[0]: 0}
             number = self._numbers.get(table)
         if number is None:
             number = len(tables)
-            self._size += len(_front_of(table)) + 1
+            self._size += len(front) + 1
             tables.append(table)
             if self._numbers is not None:
                 self._numbers[table] = number
-        self._table, self._number, self._columns = table, number, len(table.columns)
+        self._table, self._number, self._columns = table, number, width
 
     def _forget(self) -> None:
         """Take back the last table."""
@@ -251,9 +265,9 @@ class PayloadBuilder:
         """Return what `take` returns; what was collected is not to be used afterwards."""
         tables, head, changes = self._tables, b"", b""
         if tables:
-            front = _front_of(tables[0])
+            front = _front_of(tables[0])[0]
             if len(tables) > 1:
-                front = _VERSION + varint(len(tables)) + b"".join([_front_of(table)[2:] for table in tables])
+                front = _VERSION + varint(len(tables)) + b"".join([_front_of(table)[0][2:] for table in tables])
             front += varint(self._count)
             changes = self._changes.getvalue()
             if len(changes) > _LARGE:
@@ -274,9 +288,10 @@ class PayloadBuilder:
 
 def encode(payload: Payload) -> bytes:
     """Return a payload's bytes; `decode` gives the payload back. Raises what `PayloadBuilder.add` raises."""
+    fields = cast(tuple[object, ...], astuple(payload))
     builder = PayloadBuilder()
-    builder.extend(payload.changes)
-    return builder._payload(payload.metadata, payload.options)
+    builder.extend(cast(tuple[Change, ...], fields[2]))
+    return builder._payload(cast(Options, fields[0]), cast(Options, fields[1]))
 
 
 def with_kept(payload: bytes, kept: bytes) -> bytes:
@@ -340,9 +355,10 @@ def _read_packed(
     count, at = _read_count(raw, start + 1)
     table: TableMap | None = None
     tables: list[TableMap] | None = None
+    width = 0
     if count == 1:
         chunk, at = _read_chunk(raw, at)
-        table = decode_table_map(chunk)
+        table, width = decode_table_map_and_width(chunk)
         if options:
             table = told(table, options)
     else:
@@ -352,11 +368,11 @@ def _read_packed(
             made = decode_table_map(chunk)
             tables.append(told(made, options) if options else made)
     its_number: i64 = 0
-    row: list[object] = [] if table is None else [None] * len(table.columns)
+    row: list[object] = _EMPTY * width
     count, at = _read_count(raw, at)
     if count > end - at >> 1:
         raise MalformedError(f"{count} changes announced at offset {at}, {end - at} bytes there")
-    changes: list[object] = [None] * count
+    changes: list[object] = _EMPTY * count
     place: i64 = 0
     placed: i64 = 0
     make = _ROW_CHANGE
@@ -377,7 +393,7 @@ def _read_packed(
             if tables is None or number >= len(tables):
                 raise MalformedError(f"table number {number} of {1 if tables is None else len(tables)}")
             its_number, table = number, tables[number]
-            row = [None] * len(table.columns)
+            row = _EMPTY * len(table.columns)
         if op == _INSERT_CODE:
             at = read_row(raw, at, row)
             changes[place] = make(table, _INSERT, None, cast(Any, tuple(row)))
@@ -528,7 +544,7 @@ def decode(raw: bytes) -> Payload:
         if len(raw) > 2 and raw[0] == 0xA2 and raw[1] == 6:  # nothing but the packed form, as nearly always
             size, begin = read_size(raw, 2)
             if begin + size == len(raw):
-                return Payload(changes=_read_packed(raw, begin, len(raw), (), ()))
+                return _PAYLOAD(changes=_read_packed(raw, begin, len(raw), (), ()))
         metadata: list[tuple[str, str]] = []
         options: list[tuple[str, str]] = []
         statements: list[Statement] = []

@@ -313,10 +313,15 @@ def read_size(raw: bytes, at: i64) -> tuple[i64, i64]:
     size: i64 = raw[at]
     at += 1
     if size >= 0x80:
-        number, behind = read_varint(raw, at - 1)
-        if number > len(raw) - behind:
-            raise MalformedError(f"{number} bytes announced at offset {behind}, {len(raw) - behind} there")
-        return number, behind
+        high: i64 = raw[at]
+        if high < 0x80:
+            size += (high - 1) << 7
+            at += 1
+        else:
+            number, behind = read_varint(raw, at - 1)
+            if number > len(raw) - behind:
+                raise MalformedError(f"{number} bytes announced at offset {behind}, {len(raw) - behind} there")
+            return number, behind
     if size > len(raw) - at:
         raise MalformedError(f"{size} bytes announced at offset {at}, {len(raw) - at} there")
     return size, at

@@ -30,7 +30,7 @@ TABLES_KEPT: Final = 4096
 """How many tables a cache of them holds, before it is emptied."""
 _table_maps: Final[dict[bytes, TableMap]] = {}
 """What `decode_table_map` read. A dict, since a call of what `lru_cache` makes costs several times a look at one."""
-_last_table_map: Final[list[tuple[bytes, TableMap]]] = []
+_last_table_map: Final[list[tuple[bytes, TableMap, int]]] = []
 
 
 @lru_cache(maxsize=4096)
@@ -84,22 +84,28 @@ def fingerprint(table: TableMap) -> str:
 
 
 def decode_table_map(raw: bytes) -> TableMap:
-    """Read what `encode_table_map` wrote; equal bytes give the same object. Raises ValueError, IndexError.
+    """Read what `encode_table_map` wrote; equal bytes give the same object. Raises ValueError, IndexError."""
+    return decode_table_map_and_width(raw)[0]
+
+
+def decode_table_map_and_width(raw: bytes) -> tuple[TableMap, int]:
+    """As `decode_table_map`, with the number of columns, which costs more to ask the table for.
 
     The last one is looked at first: comparing the bytes costs a fraction of their hash.
     """
     if _last_table_map:
-        last, table = _last_table_map[0]
+        last, table, width = _last_table_map[0]
         if last == raw:
-            return table
+            return table, width
     known = _table_maps.get(raw)
     if known is None:
         known = _read_table_map(raw)
         if len(_table_maps) >= TABLES_KEPT:
             _table_maps.clear()
         _table_maps[raw] = known
-    _last_table_map[:1] = ((raw, known),)
-    return known
+    width = len(known.columns)
+    _last_table_map[:1] = ((raw, known, width),)
+    return known, width
 
 
 def _read_table_map(raw: bytes) -> TableMap:
