@@ -12,6 +12,7 @@ import pytest
 from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names, sync_held
 from tranlog import group_commit
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError, SegmentGoneError
+from tranlog.log.files.positions import PositionsFile
 from tranlog.log.writing import steps
 from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk
@@ -312,7 +313,7 @@ def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch)
     if harm == "sync":
         disk.fail_at[disk.calls + 1] = errno.EIO
     elif harm == "interrupt":
-        monkeypatch.setattr(log._end.segments, "synced", lambda *_: (_ for _ in ()).throw(Interrupted))
+        monkeypatch.setattr(PositionsFile, "write", lambda *_: (_ for _ in ()).throw(Interrupted))
     else:
         disk.unlink(f"{PATH}/{'disklog.lck' if harm == 'lock' else segment_names(disk)[-1]}")
     gate.let(10)

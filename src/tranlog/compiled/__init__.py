@@ -60,6 +60,7 @@ MODULES = (
     "tranlog.log.rules.prefix",
     "tranlog.log.files.ownership",
     "tranlog.log.files.recent",
+    "tranlog.log.files.segments",
     "tranlog.log.reading.gate",
     "tranlog.log.writing.journal",
     "tranlog.log.writing.publishing",
@@ -71,9 +72,10 @@ MODULES = (
     "tranlog.log.writing.rotation",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-write sets and the assignment by them, the running hash, appending and committing, the sparse index, the disk, packing
-transactions, the rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's stream and its
-small transactions, what a message store holds, a publish, an acknowledgement and a transaction there, group commit."""
+write sets and the assignment by them, the running hash, appending and committing, the sparse index, segments, the
+disk, packing transactions, the rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's
+stream and its small transactions, what a message store holds, a publish, an acknowledgement and a transaction there,
+group commit."""
 SOURCES = (
     "varint.py",
     "words.py",
@@ -108,6 +110,7 @@ SOURCES = (
     "disk.py",
     "log/files/ownership.py",
     "log/files/recent.py",
+    "log/files/segments.py",
     "log/reading/gate.py",
     "log/rules/bucket.py",
     "log/rules/mappings.py",
