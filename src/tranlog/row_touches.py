@@ -38,7 +38,9 @@ _ROW: Final = 2
 _ROWS: Final = int(WriteKind.ROWS)
 _STATEMENT: Final = int(WriteKind.STATEMENT)
 _MANY: Final = int(WriteKind.MANY)
-_EXACT_FLOAT: Final = 2.0**53
+_LEAST_REAL: Final = -(2.0**63)
+_ABOVE_REALS: Final = 2.0**64
+"""A whole number between these has 64 bits, so a column of SQLite's may hold it as an integer, too."""
 _TABLES_KEPT: Final = 4_096
 _CONTEXT: Final = Context(prec=100)  # a caller's own would make another hash of it
 _PRINTABLE: Final = bytes(range(0x20, 0x7F))
@@ -334,7 +336,7 @@ def _hashed(image: bytes, at: int) -> bytes:
         return encode_int(number)
     if tag == 7:
         real = read_f64_be(image, at + 1)
-        return encode_int(int(real)) if -_EXACT_FLOAT <= real <= _EXACT_FLOAT and real == int(real) else b""
+        return encode_int(int(real)) if _LEAST_REAL <= real < _ABOVE_REALS and real == int(real) else b""
     if tag == 8:
         exact = Decimal(read_sized(image, at + 1)[0].decode())
         if not exact.is_finite():
