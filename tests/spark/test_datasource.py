@@ -131,6 +131,7 @@ def test_ranges_and_what_is_not_committed(tmp_path: Path, spark: SparkSession) -
         ({"startSeqno": "x"}, "must be a whole number"),
         ({"upto": "tomorrow"}, "one of `committed`, `visible`"),
         ({"offset": 3}, "thl has the options path, startSeqno"),
+        ({"columns": "kind,seqno,kind"}, "kind stands there twice"),
     ],
 )
 def test_what_cannot_be_read_says_so(tmp_path: Path, spark: SparkSession, options: dict, says: str) -> None:

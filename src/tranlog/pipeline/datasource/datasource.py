@@ -63,7 +63,10 @@ class ThlDataSource(DataSource):
     def _options(self, schema: StructType) -> QueryOptions:
         """Return the options, with the columns that a `.schema(...)` names."""
         options = parse_options(self.options)
+        names = schema.fieldNames()
         for field in schema.fields:
+            if names.count(field.name) > 1:  # which Spark cannot read
+                raise ConfigError(option="columns", value=",".join(names), why=f"{field.name} stands there twice")
             wanted = (
                 spark_schema([field.name]).fields[0].dataType if field.name in KNOWN_COLUMNS[options.unit] else None
             )
@@ -73,7 +76,7 @@ class ThlDataSource(DataSource):
             if field.dataType != wanted:
                 why = f"{field.name} is {wanted.simpleString()} here; cast it in the query"
                 raise ConfigError(option="schema", value=field.dataType.simpleString(), why=why)
-        return replace(options, columns=tuple(schema.fieldNames()))
+        return replace(options, columns=tuple(names))
 
 
 class ThlReader(DataSourceReader):
