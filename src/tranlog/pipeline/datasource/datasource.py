@@ -1,34 +1,26 @@
 """The log as a table that Spark can query, at once or as a stream: `spark.read.format("thl").load(directory)`.
 
-Owns the data source that Spark finds, its readers, and the meaning of Spark's own filters. `datasource_options` owns
+Owns the data source that Spark finds, and its reader for queries. `datasource_options` owns
 the options, `log.arrow` the batches, `datasource_stream` streaming. Reads like any other reader: from any process,
 without a lock, and not past what is committed unless asked to. The hard idea: the range of seqnos is fixed once, when
 the query or the micro-batch is planned. So every task and every retry reads the same rows, even if the log grows.
+
+Spark's own filters are not taken. Spark 4.3 keeps what a reader plans with its table, not with the query: a DataFrame
+that is used again, or twice in one query, would be read through the filters of another use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tranlog.errors import ConfigError
-from tranlog.log.reading.arrow import KNOWN_COLUMNS, Selection
-from tranlog.pipeline.datasource.datasource_options import QueryOptions, narrowed, parse_options
+from tranlog.log.reading.arrow import KNOWN_COLUMNS
+from tranlog.pipeline.datasource.datasource_options import QueryOptions, parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
 
@@ -54,7 +46,7 @@ class ThlDataSource(DataSource):
         options = self._options(schema)
         if options.hold is not None:
             raise ConfigError(option="hold", value=options.hold, why="only a stream keeps one")
-        return FilteringThlReader(options) if options.push_filters else ThlReader(options)
+        return ThlReader(options)
 
     def streamReader(self, schema: StructType) -> ThlStreamReader:
         """Return the reader of a stream of these columns. Raises ConfigError."""
@@ -100,52 +92,3 @@ class ThlReader(DataSourceReader):
         """Yield Arrow batches. Raises as a cursor does."""
         assert isinstance(partition, SeqnoRange)
         return read_range(self.options, partition)
-
-
-class FilteringThlReader(ThlReader):
-    """Uses Spark's filters on seqno, shard, schema and table for its own range and selection.
-
-    Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is true. So it is a class of its own,
-    used with the option `pushFilters`.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep the filters that are supported and yield the others for Spark."""
-        selection, low, high = self.options.selection, None, None
-        words: dict[str, frozenset[str]] = {}
-        rest: list[Filter] = []
-        for one in filters:
-            match one:
-                case EqualTo(attribute=("seqno",), value=value):
-                    low, high = _most(low, value), _least(high, value)
-                case GreaterThanOrEqual(attribute=("seqno",), value=value):
-                    low = _most(low, value)
-                case GreaterThan(attribute=("seqno",), value=value):
-                    low = _most(low, value + 1)
-                case LessThanOrEqual(attribute=("seqno",), value=value):
-                    high = _least(high, value)
-                case LessThan(attribute=("seqno",), value=value):
-                    high = _least(high, value - 1)
-                case EqualTo(attribute=("shard_id" | "schema" as column,), value=str() as value):
-                    words[column] = words.get(column, frozenset((value,))) & {value}
-                case In(attribute=("shard_id" | "schema" as column,), value=values):
-                    texts = frozenset(value for value in values if isinstance(value, str))
-                    words[column] = words.get(column, texts) & texts
-                case _:
-                    rest.append(one)
-        pushed = Selection(shards=words.get("shard_id"), schemas=words.get("schema"))
-        self.options = replace(
-            self.options,
-            selection=narrowed(selection, pushed),
-            start=self.options.start.narrowed(low),
-            end=self.options.end.narrowed(high),
-        )
-        yield from rest
-
-
-def _most(one: int | None, other: int) -> int:
-    return other if one is None else max(one, other)
-
-
-def _least(one: int | None, other: int) -> int:
-    return other if one is None else min(one, other)

@@ -19,7 +19,6 @@ planned or a stream begins; from then on they are seqnos.
 | columns | names, apart by commas; those of the unit by default. Only what is asked for is decoded |
 | shards, schemas, tables | names, apart by commas; a table as `schema.table`. Or a JSON list, for names with commas |
 | partitions | how many tasks read; default: one per segment |
-| pushFilters | `true`: take Spark's own filters; needs `spark.sql.python.filterPushdown.enabled` |
 | maxTransactionsPerTrigger, maxBytesPerTrigger | of a stream: how much a micro-batch takes; at least one transaction |
 
 Times are those of `parse_time`: the start is the first transaction at or after it, the end the last one before the
@@ -30,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -51,7 +50,7 @@ OPTIONS: Final = (
     "path",
     *(f"start{kind}" for kind in _KINDS),
     *(f"end{kind}" for kind in _KINDS),
-    *("upto", "unit", "columns", "shards", "schemas", "tables", "partitions", "pushFilters"),
+    *("upto", "unit", "columns", "shards", "schemas", "tables", "partitions"),
     *("maxTransactionsPerTrigger", "maxBytesPerTrigger", "hold"),
     *(
         "node",
@@ -75,28 +74,20 @@ class Bound:
     gtid: Gtid | None = None
     time_ms: int | None = None
     event_id: str | None = None
-    beside: int | None = None
-    """A seqno that a filter sets as well."""
 
     def first(self, log: LogReader, name: str) -> int | None:
         """Return the first seqno to read; None for the first that there is. Raises ConfigError, NotInLogError."""
         if self.time_ms is not None:
             found = find_time(log, self.time_ms)
-            return log.range().last_seqno + 1 if found is None else _most(found.seqno, self.beside)
-        return _most(self._exact(log, name), self.beside)
+            return log.range().last_seqno + 1 if found is None else found.seqno
+        return self._exact(log, name)
 
     def last(self, log: LogReader, name: str) -> int | None:
         """Return the last seqno to read; None for the last that there is. Raises ConfigError, NotInLogError."""
         if self.time_ms is not None:
             found = find_time(log, self.time_ms + 1)
-            return _least(None if found is None else found.seqno - 1, self.beside)
-        return _least(self._exact(log, name), self.beside)
-
-    def narrowed(self, seqno: int | None) -> Bound:
-        """Return this bound with a seqno that holds beside it."""
-        if seqno is None:
-            return self
-        return replace(self, beside=seqno)
+            return None if found is None else found.seqno - 1
+        return self._exact(log, name)
 
     def _exact(self, log: LogReader, name: str) -> int | None:
         if self.gtid is not None:
@@ -108,14 +99,6 @@ class Bound:
                 raise ConfigError(option=f"{name}Event", value=self.event_id, why="the log holds no such event id")
             return found.seqno
         return self.seqno
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    return one if other is None else other if one is None else max(one, other)
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    return one if other is None else other if one is None else min(one, other)
 
 
 def check_gtid(log: LogReader, gtid: Gtid, what: str) -> None:
@@ -171,7 +154,6 @@ class QueryOptions:
     columns: tuple[str, ...] = COLUMNS[Unit.CHANGE]
     selection: Selection = ALL
     partitions: int | None = None
-    push_filters: bool = False
     max_transactions: int | None = None
     max_bytes: int | None = None
     hold: str | None = None
@@ -219,7 +201,6 @@ def parse_options(given: Mapping[str, str]) -> QueryOptions:
         columns=columns,
         selection=_selection(options),
         partitions=_number(options, "partitions", least=1),
-        push_filters=_choice(options, "pushFilters", ("false", "true")) == "true",
         max_transactions=_number(options, "maxTransactionsPerTrigger", least=1),
         max_bytes=_number(options, "maxBytesPerTrigger", least=1),
         hold=options.get("hold"),
@@ -262,23 +243,6 @@ def _tags(options: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
         return msgspec.json.decode(text, type=tuple[dict[str, str], ...])
     except msgspec.DecodeError as exc:
         raise ConfigError(option="tags", value=text, why=f'reads [{{"site": "x"}}, {{}}]: {exc}') from exc
-
-
-def narrowed(one: Selection, other: Selection) -> Selection:
-    """Return the intersection of both selections."""
-    return Selection(
-        shards=_both(one.shards, other.shards),
-        schemas=_both(one.schemas, other.schemas),
-        tables=one.tables
-        if other.tables is None
-        else other.tables
-        if one.tables is None
-        else one.tables & other.tables,
-    )
-
-
-def _both(one: frozenset[T] | None, other: frozenset[T] | None) -> frozenset[T] | None:
-    return other if one is None else one if other is None else one & other
 
 
 def _bound(options: Mapping[str, str], end: str) -> Bound:
