@@ -14,7 +14,7 @@ import pytest
 from fix_columns import change_rows, transaction_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
 from tranlog.change import Change, Op, RowChange, Statement, TableMap
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, PurgedError
 from tranlog.ids import Seqno
 from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS
 from tranlog.log.writing.log import Log, LogReader
@@ -213,6 +213,19 @@ def test_ranges_cover_the_log_once(tmp_path: Path) -> None:
     assert len(ranges(tmp_path / "log")) > 3
     assert ranges(tmp_path / "log", partitions=3, endSeqno=1) == [(0, 0), (1, 1)]
     assert ranges(tmp_path / "log", startSeqno=last + 1) == [(0, -1)]
+
+
+def test_a_start_that_is_purged_is_refused_however_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    last = write_log(path, Workload(seed=9), 300, segment_bytes=10_000)
+    with Log.open(str(path), source_id="test") as log:
+        assert log.purge(below=Seqno(100))
+        first = log.first_seqno
+    for option, start in (("startSeqno", first - 1), ("startGtid", f"GTID(1, {first - 1})")):
+        with pytest.raises(PurgedError, match=f"seqno {first - 1} is purged"):
+            ranges(path, **{option: start})
+    for options in ({}, {"startSeqno": first}, {"startTime": "2000-01-01"}):
+        assert (ranges(path, **options)[0][0], ranges(path, **options)[-1][1]) == (first, last + 1)
 
 
 def test_unknown_options_are_refused() -> None:

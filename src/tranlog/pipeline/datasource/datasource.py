@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, PurgedError
+from tranlog.ids import Seqno
 from tranlog.log.reading.arrow import KNOWN_COLUMNS
 from tranlog.pipeline.datasource.datasource_options import QueryOptions, parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
@@ -84,7 +85,9 @@ class ThlReader(DataSourceReader):
             found = reader.range()
             low, high = options.start.first(reader, "start"), options.end.last(reader, "end")
             last = last_of(found, options)
-            low = found.first_seqno if low is None else max(low, found.first_seqno)
+            low = found.first_seqno if low is None else low
+            if low < found.first_seqno:
+                raise PurgedError(seqno=Seqno(low), first=found.first_seqno)
             high = last if high is None else min(high, last)
             return list(cut(reader, low, high, options.partitions)) or [SeqnoRange(0, -1)]
 
