@@ -18,6 +18,7 @@ import apsw
 import pytest
 
 from fix_rights import without_rights
+from tranlog.codecs.converting import convert
 from tranlog.errors import CorruptRecordError
 from tranlog.findings import Severity
 from tranlog.ids import Seqno
@@ -278,6 +279,23 @@ def test_tables_that_run_alone_by_write_sets_are_named_with_what_mends_it(
     with apsw.Connection("target.db") as db:
         db.execute("DROP TRIGGER count_up; DROP TABLE notes; DROP TABLE codes")
     assert doctor(capsys, wrong=0)["target", "by writes"]["text"] == "no table of 2 runs alone"
+
+
+@pytest.mark.long
+def test_write_sets_that_a_replicators_directory_lacks_are_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As at a start, at a target that is not there yet and at one that is."""
+    assert main(["capture", "--once"]) == 0
+    convert("log", "java")
+    (folder / "tranlog.toml").write_text(CONFIG.replace('"log"', '"java"') + '[shards]\nby = "writes"\n')
+    for _ in range(2):
+        capsys.readouterr()
+        assert main(["doctor", "--json"]) == 1
+        findings = json.loads(capsys.readouterr().out.splitlines()[-1])["findings"]
+        (told,) = [one for one in findings if one["subject"] == "position"]
+        assert told["severity"] == "wrong" and "has no write sets" in told["text"]
+        open_target(TargetOptions(kind="sqlite", path="target.db")).close()
 
 
 @pytest.mark.long

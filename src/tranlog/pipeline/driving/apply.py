@@ -16,16 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tranlog.clock import SystemClock
-from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError, TranlogError
+from tranlog.errors import TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.applying.key_shards import key_notes
 from tranlog.pipeline.applying.log_mark import log_mark
 from tranlog.pipeline.applying.tables_ahead import check_tables, wanting
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
-from tranlog.pipeline.driving.lease import ALIVE_LOOK_S, ALIVE_WATCH_S, Lease, holder_name
+from tranlog.pipeline.driving.lease import ALIVE_LOOK_S, ALIVE_WATCH_S, Lease, holder_name, open_log
 from tranlog.pipeline.driving.limit_search import LimitSearch
 from tranlog.pipeline.driving.persistence import TRY_S, Persistence
 from tranlog.pipeline.driving.replanning import PlanOrders, Replanning
@@ -33,7 +31,7 @@ from tranlog.pipeline.driving.report import ApplyStatus, Report, no_report
 from tranlog.pipeline.driving.tending import CANCEL_WAIT_S, Tending
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
 from tranlog.pipeline.rules.limits import Watched
 from tranlog.pipeline.rules.progress import Drain, Run, restart_seqno
 from tranlog.pipeline.spark.cluster import EngineOptions, MasterKind, master_kind
@@ -93,7 +91,7 @@ def run_apply(
     find_java()
     check_pyspark()
     with (
-        closing(_open(options)) as reader,
+        closing(open_log(options)) as reader,
         closing(Engine(options, spark, keep=keep_spark)) as engine,
         closing(open_target(options.target)) as target,
         closing(
@@ -110,15 +108,6 @@ def run_apply(
         ) as driver,
     ):
         return driver.run()
-
-
-def _open(options: ApplyOptions) -> ReadableLog:
-    reader = open_readable(options.log_dir, checksum=options.checksum)
-    if options.plan.by is ShardBy.WRITES and not isinstance(reader, LogReader):
-        reader.close()
-        why = f'the log at {options.log_dir} is a Java replicator\'s, which has no write sets; by = "schema" runs there'
-        raise ConfigError(option="shard by", value=options.plan.by.value, why=why)
-    return reader
 
 
 class _Driver:

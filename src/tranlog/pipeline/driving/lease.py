@@ -15,13 +15,22 @@ from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
 from tranlog.clock import Clock
+from tranlog.codecs.opening import open_readable
 from tranlog.disk import OsDisk
-from tranlog.errors import LogMissingError, PipelineHeldError, TargetAheadError, TargetPositionError, TranlogError
+from tranlog.errors import (
+    ConfigError,
+    LogMissingError,
+    PipelineHeldError,
+    TargetAheadError,
+    TargetPositionError,
+    TranlogError,
+)
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.applying.holding import Holding, keeps_no_rows, target_words
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.pipeline.rules.limits import SeqnoRanges
 from tranlog.pipeline.rules.progress import (
     Ahead,
@@ -52,6 +61,16 @@ def holder_name(now_ms: int) -> str:
     """Return the name in `tranlog_pipeline` of a driver that this process starts now."""
     since = datetime_text(Datetime(now_ms // 1000 * 1_000_000))
     return f"{socket.gethostname()} pid {os.getpid()} since {since} UTC"
+
+
+def open_log(options: ApplyOptions) -> ReadableLog:
+    """Open the log that a pipeline is to apply. Raises as `open_readable`; ConfigError where its rule cannot run."""
+    reader = open_readable(options.log_dir, checksum=options.checksum)
+    if options.plan.by is ShardBy.WRITES and not isinstance(reader, LogReader):
+        reader.close()
+        why = f'the log at {options.log_dir} is a Java replicator\'s, which has no write sets; by = "schema" runs there'
+        raise ConfigError(option="shard by", value=options.plan.by.value, why=why)
+    return reader
 
 
 class Lease:

@@ -32,7 +32,7 @@ from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.recovery import plan
 from tranlog.pipeline.applying.tables_ahead import check_tables, wanting
 from tranlog.pipeline.applying.write_owners import planned_tables
-from tranlog.pipeline.driving.lease import Lease
+from tranlog.pipeline.driving.lease import Lease, open_log
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.by_writes import WritesPlan
@@ -186,7 +186,7 @@ def _next_start(options: ApplyOptions, target: Target, clock: Clock) -> tuple[Ch
 
     def position() -> str:
         try:
-            with open_readable(options.log_dir) as reader:
+            with open_log(options) as reader:
                 if reader.range().first_seqno == NO_SEQNO:
                     raise LogMissingError(path=options.log_dir, why="it holds no transaction yet")
                 restart = _restart(options, target, reader, clock)
