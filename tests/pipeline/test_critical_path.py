@@ -119,6 +119,8 @@ def test_hot_values_are_named_by_table_and_key(log: Path, capsys: pytest.Capture
     assert any("shop.parent (id=1)" in line for line in lines)
     assert main(["log", "critical-path", "--dir", str(log), "--from", "2", "--to", "500"]) == 2
     assert "the log holds seqno 0 to 10" in capsys.readouterr().err
+    assert main(["log", "critical-path", "--dir", str(log), "--from", "-1"]) == 2
+    assert "purged" not in capsys.readouterr().err
 
 
 def test_a_row_that_is_referred_to_is_named(tmp_path: Path) -> None:

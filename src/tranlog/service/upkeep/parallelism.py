@@ -22,10 +22,11 @@ from tranlog.service.upkeep.segments import Directory, log_of
 def critical_path(
     ctx: typer.Context,
     first: Annotated[
-        int | None, typer.Option("--from", "-from", metavar="SEQNO", help="The first seqno; default: the log's first.")
+        int | None,
+        typer.Option("--from", "-from", metavar="SEQNO", min=0, help="The first seqno; default: the log's first."),
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--to", "-to", metavar="SEQNO", help="The last seqno; default: the log's last.")
+        int | None, typer.Option("--to", "-to", metavar="SEQNO", min=0, help="The last seqno; default: the log's last.")
     ] = None,
     directory: Directory = None,
     as_json: AsJson = False,
