@@ -41,7 +41,6 @@ class Entrance:
         self._tls = tls
         self._shaking: list[str] = []
         self._listeners: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
         self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -56,7 +55,8 @@ class Entrance:
         except OSError:
             self.close()
             raise
-        self._accepting = [asyncio.ensure_future(self._accept(one)) for one in self._listeners]
+        for one in self._listeners:
+            self._watch(one)
 
     @property
     def port(self) -> int:
@@ -66,10 +66,10 @@ class Entrance:
 
     def close(self) -> None:
         """Stop accepting connections."""
-        for task in self._accepting:
-            task.cancel()
         for listener in self._listeners:
-            listener.close()
+            if listener.fileno() >= 0:
+                asyncio.get_running_loop().remove_reader(listener)
+                listener.close()
 
     async def end(self) -> None:
         """End every connection; cut off those whose other end does not read the last packets in time."""
@@ -79,7 +79,7 @@ class Entrance:
             await asyncio.wait(self._serving, timeout=_LAST_WORDS_S)
         for wire in list(self.wires):
             wire.cut()
-        late = [*self._accepting, *self._serving]
+        late = list(self._serving)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
@@ -93,25 +93,31 @@ class Entrance:
             return f"{HANDSHAKES_MAX} handshakes of this address are under way already"
         return ""
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _watch(self, listener: socket.socket) -> None:
+        """Accept what comes, in steps that nothing cancels: a connection that is accepted has its owner at once."""
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, (host, port, *_) = await loop.sock_accept(listener)
-            except ConnectionAbortedError:
-                continue
-            except OSError as exc:
-                logger.warning("No connection can be accepted for %g s. why=%s", _OUT_OF_FILES_S, exc)
-                await asyncio.sleep(_OUT_OF_FILES_S)
-                continue
-            if why := self._refused(host):
-                logger.warning("A connection was refused. peer=%s:%d why=%s", host, port, why)
-                accepted.close()
-                continue
-            self._shaking.append(host)
-            task = asyncio.ensure_future(self._serve(accepted, host, port))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+        try:
+            accepted, (host, port, *_) = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as exc:
+            logger.warning("No connection can be accepted for %g s. why=%s", _OUT_OF_FILES_S, exc)
+            loop.remove_reader(listener)
+            loop.call_later(_OUT_OF_FILES_S, self._watch, listener)
+            return
+        if why := self._refused(host):
+            logger.warning("A connection was refused. peer=%s:%d why=%s", host, port, why)
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        self._shaking.append(host)
+        task = asyncio.ensure_future(self._serve(accepted, host, port))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, accepted: socket.socket, host: str, port: int) -> None:
         """Be with a connection from its beginning to its end."""
