@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from mutants import touches_rounds
 from mutants.rewriting import Mutant
@@ -283,6 +284,40 @@ def test_many_values_are_not_told() -> None:
     rows = [(PARENT, (number, 1, 1), (number, 1, 2)) for number in range(TOUCHES_MAX + 1)]
     assert touch(*rows[:-1]).kind is WriteKind.ROWS
     assert touch(*rows) == WriteSet(changes=TOUCHES_MAX + 1, kind=WriteKind.MANY)
+
+
+def test_the_first_transaction_after_another_key_became_the_main_one_tells_none() -> None:
+    """Updates before it and after it tell a row by different keys, so it is serial between them."""
+    by_code = replace(PARENT, primary_key=(1,), unique_keys=((0,),))
+    touches, name = RowTouches(), ("shop", "parent")
+
+    def told(table: TableMap, *, taken: bool = True) -> bool | None:
+        touches.begin()
+        touches.rows(table, Op.UPDATE, [encode_row((1, 10, 5)) + encode_row((1, 10, 6))])
+        if not taken:
+            return None
+        found = parse_write_set(touches.take([name]), [name])
+        assert found is not None
+        return bool(found.tables[0].keys)
+
+    assert [told(PARENT), told(PARENT)] == [True, True]
+    assert told(by_code, taken=False) is None, "dropped, and read again"
+    assert [told(by_code), told(by_code)] == [False, True]
+    assert [told(PARENT), told(PARENT), told(by_code)] == [False, True, False], "one that comes back is another one"
+    renamed = replace(by_code, columns=(*by_code.columns[:2], column("comment")))
+    assert told(by_code) and told(renamed), "the same key"
+
+
+def test_whoever_goes_on_does_not_know_which_key_was_the_main_one() -> None:
+    touches, name = RowTouches(goes_on=True), ("shop", "parent")
+    told = []
+    for _ in range(2):
+        touches.begin()
+        touches.rows(PARENT, Op.INSERT, [encode_row((1, 10, 5))])
+        found = parse_write_set(touches.take([name]), [name])
+        assert found is not None
+        told.append(bool(found.tables[0].keys))
+    assert told == [False, True]
 
 
 def test_a_statement_tells_nothing() -> None:

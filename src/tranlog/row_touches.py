@@ -118,11 +118,18 @@ class TouchedTable:
 
 
 class RowTouches:
-    """Collects what one transaction touches. `distinct_nulls`: a unique key holds any number of NULLs. Threads: one."""
+    """Collects what one transaction touches. `distinct_nulls`: a unique key holds any number of NULLs. Threads: one.
 
-    def __init__(self, distinct_nulls: bool = True) -> None:
+    The first transaction at a table after another key became its main one tells no key of it: updates before it and
+    after it tell by different ones. `goes_on`: so does the first at each table, since there were others before.
+    """
+
+    def __init__(self, distinct_nulls: bool = True, *, goes_on: bool = False) -> None:
         self._distinct_nulls = distinct_nulls
+        self._goes_on = goes_on
         self._known: dict[TableMap, TouchedTable] = {}
+        self._mains: dict[TableName, int] = {}
+        self._turned: set[TableName] = set()
         self._kind = _ROWS
         self._changes = 0
         self._tables: dict[TableName, tuple[int, frozenset[int]]] = {}
@@ -149,9 +156,7 @@ class RowTouches:
             return
         known = self._known.get(table)
         if known is None:
-            if len(self._known) >= _TABLES_KEPT:
-                self._known.clear()
-            known = self._known[table] = TouchedTable(table)
+            known = self._learn(table)
         self._lost.clear()
         done = _UPDATE if op is Op.UPDATE else _INSERT if op is Op.INSERT else _DELETE
         main = known.main
@@ -166,13 +171,29 @@ class RowTouches:
                 self._kind = _MANY
                 return
         ids = known.ids
-        if main is None or self._lost:
+        if self._turned and known.name in self._turned:
+            ids = frozenset()
+        elif main is None or self._lost:
             ids = frozenset() if main is None or main.id in self._lost else ids - self._lost
         earlier = self._tables.get(known.name)
         if earlier is not None:
             done |= earlier[0]
             ids &= earlier[1]
         self._tables[known.name] = (done, ids)
+
+    def _learn(self, table: TableMap) -> TouchedTable:
+        """Return what is to be known of a table map, and note whether its main key is another than before."""
+        if len(self._known) >= _TABLES_KEPT:
+            self._known.clear()
+        made = TouchedTable(table)
+        name, main = made.name, -1 if made.main is None else made.main.id
+        if self._mains.get(name, -1 if self._goes_on else main) != main:
+            self._turned.add(name)
+            for other in [one for one in self._known if (one.schema, one.table) == name]:
+                del self._known[other]  # it may come back, and is then another one again
+        self._mains[name] = main
+        self._known[table] = made
+        return made
 
     def _whole(self, known: TouchedTable, main: TouchedKey, image: bytes, start: i64) -> None:
         """Note a row that comes or goes, whose values begin at `start`."""
@@ -269,6 +290,7 @@ class RowTouches:
 
     def take(self, tables: Sequence[TableName]) -> bytes:
         """Return the write set's bytes, given the header's tables."""
+        self._turned.difference_update(tables)
         if self._kind != _ROWS:
             return encode_write_set(self._kind, self._changes, (), ())
         came_or_gone: list[int] = []

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fix_effort import Effort
-from fix_pipeline import Threads, counters, run_threads, take, tasks_for
+from fix_pipeline import GroupBounds, Threads, counters, run_threads, take, tasks_for
 from mutants.keyed_rows import (
     CHILD,
     KEYED_TABLES,
@@ -28,7 +28,7 @@ from mutants.keyed_rows import (
     drawn_tables,
     references,
 )
-from tranlog.change import Op, RowChange, TableMap
+from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying import write_owners
@@ -42,6 +42,7 @@ from tranlog.target.mariadb import text_equality
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import TextEquality
 from tranlog.testing.servers import MariaDbServer, PostgresServer
+from tranlog.types import LogicalType
 
 BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
 
@@ -297,3 +298,34 @@ def test_a_deadlock_of_a_parent_and_a_reference_at_the_server_is_gone_through(
     target = open_target(options)
     assert sorted(target.rows.read(PARENT)) == [(1, None, 1), (2, None, 1)]
     target.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_table_whose_main_key_changes_at_the_source_alone(seed: int, tmp_path: Path) -> None:
+    """No record says so, and the target keeps the key that it had."""
+    chance = random.Random(seed)
+    columns = tuple(
+        [Column(name=name, source_type="bigint", logical=LogicalType.INTEGER, nullable=False) for name in "ucn"]
+    )
+    before = TableMap(schema="shop", table="turned", columns=columns, unique_keys=((0,),))
+    after = TableMap(schema="shop", table="turned", columns=columns, primary_key=(1,), unique_keys=((0,),))
+    rows = {key: 0 for key in range(3)}
+    log = [[RowChange(before, Op.INSERT, None, (key, key + 10, 0)) for key in rows]]
+    for at in range(120):
+        key = chance.choice(list(rows))
+        old, new = (key, key + 10, rows[key]), (key, key + 10, rows[key] + 1)
+        log.append([RowChange(before if at < 60 else after, Op.UPDATE, old, new)])
+        rows[key] += 1
+    until = append(tmp_path / "log", log)
+    options = TargetOptions(kind="sqlite", path=str(tmp_path / "target.db"))
+    with closing(open_target(options)) as target:
+        target.positions.ensure_tables()
+        target.rows.create_table(before)
+    plan = ShardPlan(channels=3, by=ShardBy.WRITES)
+    bounds = GroupBounds(transactions=50)
+    check_ended(
+        run_threads(tasks_for(options, tmp_path / "log", plan, take(options, plan), until=until, bounds=bounds)), until
+    )
+    with closing(open_target(options)) as target:
+        assert {row[0]: row[2] for row in target.rows.read(before)} == rows
+    assert counters(options).missed == 0

@@ -56,7 +56,7 @@ class FragmentMaker:
             source_id=options.source_id,
             rule=options.shard_rule,
             fragment_bytes=options.fragment_bytes,
-            touches=RowTouches(),
+            touches=RowTouches(goes_on=True),
         )
 
     def empty(self, position: BinlogPosition, tstamp: int) -> Fragment:

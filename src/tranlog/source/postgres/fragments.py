@@ -58,7 +58,7 @@ class PostgresFragmentMaker:
             source_id=options.source_id,
             rule=options.shard_rule,
             fragment_bytes=options.fragment_bytes,
-            touches=RowTouches(distinct_nulls=False),
+            touches=RowTouches(distinct_nulls=False, goes_on=True),
         )
 
     def empty(self, event_id: str, *, tstamp: int) -> Fragment:

@@ -132,7 +132,9 @@ def _look_at_file(path: str) -> None:
 
 def _packer(source_id: str, rule: ShardRule) -> TransactionPacker:
     """Return what packs the rows of the outbox: each is a fragment, since writers have cut them."""
-    return TransactionPacker(source_id=source_id, rule=rule, fragment_bytes=sys.maxsize, touches=RowTouches())
+    return TransactionPacker(
+        source_id=source_id, rule=rule, fragment_bytes=sys.maxsize, touches=RowTouches(goes_on=True)
+    )
 
 
 class SqliteSource:
