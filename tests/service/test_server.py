@@ -214,6 +214,13 @@ def test_a_client_of_another_version_is_told_both(door: Door, monkeypatch: pytes
     assert "tranlog/9.1.2 api/2" in str(caught.value) and api.NAME in str(caught.value) and caught.value.code == 2
 
 
+def test_a_client_of_a_version_with_too_many_digits() -> None:
+    """It came in without a token, and was answered 500: Python reads no number of so many digits."""
+    with at_port(Echo(), exposure=Exposure(secret=SECRET)) as address:
+        found = httpx.get(f"http://{address}/state", headers={"User-Agent": f"tranlog/1 api/{'9' * 5000}"})
+    assert found.status_code == 400 and "the client is tranlog/1 api/99" in found.json()["error"]["message"]
+
+
 def test_a_process_of_another_version_is_told_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "NAME", "tranlog/9.1.2 api/2")
     with at_socket(socket_paths(str(tmp_path), "p", runtime_dir=None)) as opened:

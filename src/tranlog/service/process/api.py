@@ -58,7 +58,7 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 def other_api(name: str) -> str | None:
     """Return how the other side calls itself where it speaks another API than ours; None where it does not, or none."""
     found = re.fullmatch(r"tranlog/(\S+) api/(\d+)", name)
-    return None if found is None or int(found[2]) == API else name
+    return None if found is None or found[2] == str(API) else name
 
 
 # --- bodies ----------------------------------------------------------------------------------------------
