@@ -22,7 +22,7 @@ import pytest
 from fix_metrics import read_openmetrics, read_text, samples_of
 from fix_operated import Operated, operation_of, without_java
 from fix_pipeline import BY_SCHEMA, SqliteTarget, items
-from fix_server import Idle, at_port
+from fix_server import Idle, at_port, connect
 from tranlog import Pipeline, RunningPipeline
 from tranlog.change import Change, Op, RowChange
 from tranlog.clock import SystemClock
@@ -592,3 +592,34 @@ def test_who_asks_while_it_is_looked_at_has_the_next_look(shop: Shop, monkeypatc
         assert early.result(60).pipeline.state == "OFFLINE:NORMAL"
         assert {one.result(60).pipeline.state for one in late} == {"OFFLINE:NORMAL"}
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize("path", ["/wait", "/flush"])
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+def test_a_wait_ends_when_whoever_asked_has_gone(shop: Shop, path: str, accept: str) -> None:
+    """It held one of the waits that there may be, and a thread, up to a day: nobody else could wait then."""
+    shop.write("north")
+    body = b'{"timeout_s":86400}' if path == "/flush" else b'{"applied":999,"timeout_s":86400}'
+    with connect(str(shop.folder / "log" / "control" / "p")) as peer:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nContent-Length: {len(body)}\r\n\r\n"
+        peer.sendall(head.encode() + body)
+        _until(lambda: len(shop.operation.state().waits) == 1)
+    _until(lambda: shop.operation.state().waits == ())
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics"])
+def test_who_has_gone_does_not_wait_for_a_turn(shop: Shop, path: str) -> None:
+    """Of a target that hangs the scrapes of every 15 seconds became as many threads, until none could be begun."""
+    with shop.operator._in_turn():
+        with connect(str(shop.folder / "log" / "control" / "p")) as peer:
+            peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            _until(lambda: "server-work" in {one.name for one in threading.enumerate()})
+        _until(lambda: "server-work" not in {one.name for one in threading.enumerate()})
+    assert shop.operator.status().pipeline.state == "OFFLINE:NORMAL"
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

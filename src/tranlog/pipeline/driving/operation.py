@@ -376,10 +376,18 @@ class Operation:
             self._replanning[0].settle(None)
         self._plans = queue.SimpleQueue()
 
-    def wait(self, *, applied: int | None = None, state: State | None = None, timeout_s: float) -> bool:
+    def wait(
+        self,
+        *,
+        applied: int | None = None,
+        state: State | None = None,
+        timeout_s: float,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Wait until everything up to `applied` is in the target, and until `state`; whether it came in time.
 
-        Ends early, with StateError, where it cannot come: the pipeline is offline by an error, or the process ends.
+        Ends early, with StateError, where it cannot come: the pipeline is offline by an error, or the process ends; and
+        as if the time were up within a second after whoever wants to know is `gone`.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -407,7 +415,7 @@ class Operation:
                             remedy="Check `tranlog state`",
                         )
                     left = deadline - time.monotonic()
-                    if left <= 0:
+                    if left <= 0 or gone():
                         return False
                     self._changed.wait(min(left, 1.0))
                 return True

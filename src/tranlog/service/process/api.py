@@ -13,6 +13,7 @@ import importlib.metadata
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import (
     Annotated,
@@ -50,6 +51,8 @@ OCTETS: Final = "application/octet-stream"
 
 Content: TypeAlias = Iterator[bytes]
 """What an operation takes beside its body: bytes of any number, in parts."""
+GONE: Final[ContextVar[Callable[[], bool]]] = ContextVar("GONE", default=lambda: False)
+"""Asks whether whoever asked for what is being done has gone: what only waits may end then."""
 Bytes: TypeAlias = bytes
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]

@@ -24,7 +24,7 @@ from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import give_order, read_requests
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError, LogMissingError, SourceError, TranlogError
+from tranlog.errors import ConfigError, ControlError, LogMissingError, SourceError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation
@@ -62,6 +62,8 @@ logger = logging.getLogger(__name__)
 WAIT_MOST_S = 86_400.0
 HEARTBEAT_BYTES_MAX = 200
 _RATE_S = 0.3
+_TURN_S = 1.0
+"""How often who waits for their turn looks whether anybody waits for the answer."""
 
 StateT = TypeVar("StateT", bound=OperationState)
 
@@ -177,7 +179,7 @@ class Operator:
     def wait(self, asked: api.WaitFor) -> api.Waited:
         """Wait until a seqno is applied, or for a state. Raises StateError where it cannot come."""
         state, most = _state(asked.state), min(asked.timeout_s, WAIT_MOST_S)
-        came = self._operation.wait(applied=asked.applied, state=state, timeout_s=most)
+        came = self._operation.wait(applied=asked.applied, state=state, timeout_s=most, gone=api.GONE.get())
         return _also(api.Waited, self.state(), reached=came)
 
     @api.post("/flush", role=Role.READ)
@@ -185,7 +187,7 @@ class Operator:
         """Wait until everything that the log holds by now is in the target. Raises as `wait`."""
         with open_readable(self._operation.options.log_dir) as reader:
             seqno = reader.range().committed_seqno
-        came = self._operation.wait(applied=seqno, timeout_s=min(asked.timeout_s, WAIT_MOST_S))
+        came = self._operation.wait(applied=seqno, timeout_s=min(asked.timeout_s, WAIT_MOST_S), gone=api.GONE.get())
         return _also(api.Flushed, self.state(), seqno=seqno, reached=came)
 
     @api.post("/reload")
@@ -247,18 +249,29 @@ class Operator:
         """Return the pipeline's metrics. Raises what cannot be read."""
         from tranlog.service.process.metrics import pipeline_families
 
-        with self._one_at_a_time:
+        with self._in_turn():
             status = self._gather()
         return pipeline_families(views.needed_for(None, status))
 
     def _read(self) -> Status:
         """Return a reading with rates that began after it was asked for. Who asks during one shares the next."""
         asked = next(self._tickets)
-        with self._one_at_a_time:
+        with self._in_turn():
             if self._watched is None or self._watched[0] < asked:
                 begun = next(self._tickets)
                 self._watched = begun, self._gather(watch_s=_RATE_S, source_event_id=self._source_at())
             return self._watched[1]
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Be the one who reads. Raises ControlError, for nobody, where whoever asked goes before it is their turn."""
+        while not self._one_at_a_time.acquire(timeout=_TURN_S):
+            if api.GONE.get()():
+                raise ControlError(where=self._host, why="whoever asked has gone", remedy="Ask again")
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
 
     def _source_at(self) -> str:
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import itertools
 import logging
@@ -206,7 +207,7 @@ async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
         except BaseException as exc:
             found.set_exception(exc)
 
-    threading.Thread(target=run, name="server-work", daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="server-work", daemon=True).start()
     return await asyncio.wrap_future(found)
 
 
@@ -334,6 +335,7 @@ class _Answers:
         except HTTPException as exc:
             await _failed(None, exc)(scope, receive, send)
         else:
+            api.GONE.set(scope["state"]["gone"].is_set)
             await self._app(scope, receive, send)
 
     async def _operate(self, part: Any, spec: api.Spec, request: Request) -> Response:
@@ -386,7 +388,7 @@ class _Peer(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.gone = asyncio.Event()
+        self.gone = self.app_state["gone"] = asyncio.Event()
         self._held = self.app_state["held"] = _HeldAnswer()
         self.app_state["certified"] = bool(transport.get_extra_info("peercert"))
         self._unread = self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, transport.abort)
