@@ -292,6 +292,29 @@ def test_an_end_by_an_error_is_none_by_an_operator() -> None:
     )
 
 
+@pytest.mark.parametrize("state", [State.OFFLINE_NORMAL, State.OFFLINE_ERROR])
+def test_a_process_that_is_offline_runs(state: State) -> None:
+    """ "not running" was said of it, and `tranlog apply` as what to do, which it refuses."""
+    process = OperationState(
+        pipeline="shop",
+        state=state,
+        began_ms=AT,
+        since_ms=AT,
+        applied_seqno=17,
+        committed_seqno=20,
+        limit="",
+        left_out="",
+        pending=None,
+        waits=(),
+        troubles=(),
+        slots=0,
+        channels=1,
+    )
+    status = status_of(None, log_state(), pipeline_state(17, running=False, holder=""), process=process)
+    assert f"pipeline  shop, at rest, {state}" in list(status_lines(status))
+    assert list(waits_for(status)) == [f"its operator: pipeline shop is {state} (`tranlog online`)"]
+
+
 def test_a_large_transaction_shows_how_far_it_is() -> None:
     """ "lag 1 transactions, 43.6 s" was all that was said of a million rows."""
     large = InFlight(

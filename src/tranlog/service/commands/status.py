@@ -166,6 +166,8 @@ def waits_for(status: ServiceStatus) -> Iterator[str]:
         return
     following = pipeline.restart_seqno + 1
     match status.waits_for:
+        case WaitsFor.OFFLINE if status.process is not None:
+            yield f"its operator: pipeline {pipeline.options.pipeline} is {status.process.state} (`tranlog online`)"
         case WaitsFor.OFFLINE:
             yield f"apply: pipeline {pipeline.options.pipeline} does not run, {_why(pipeline)} (`tranlog apply`)"
         case WaitsFor.TROUBLE:
@@ -306,7 +308,7 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
     if pipeline.running is None:
         state = f"last run by {pipeline.holder}; not checked whether it runs"
     else:
-        state = f"run by {pipeline.holder}" if pipeline.running else "not running"
+        state = f"run by {pipeline.holder}" if pipeline.running else "not running" if process is None else "at rest"
     if process is not None:
         state += f", {process.state}"
     yield f"pipeline  {pipeline.options.pipeline}, {state}"
