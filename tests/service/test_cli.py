@@ -762,3 +762,16 @@ def test_a_capture_has_ports_of_its_own(shop: Shop) -> None:
         code, _, err = shop(line)
         assert code == 2 and "metrics = '0.0.0.0:4715'" in err and "TLS" in err
     assert "tranlog.toml:" in shop("config check")[2] and ": capture.metrics = " in shop("config check")[2]
+
+
+@pytest.mark.parametrize("section", ["pipeline", "capture"])
+@pytest.mark.parametrize("key", ["secret_file", "tls_certificate"])
+def test_the_files_of_a_port_are_checked(section: str, key: str, shop: Shop) -> None:
+    """A certificate that is not there was found at the start alone, and a secret's file was told without its line."""
+    file = shop.path / "tranlog.toml"
+    text = file.read_text().replace("[pipeline]\n", f'[pipeline]\n{key} = "nowhere"\n')
+    text = text.replace(f"[{section}]\n", f'[{section}]\ncontrol = "127.0.0.1:4713"\n')
+    file.write_text(text)
+    line = text.splitlines().index(f'{key} = "nowhere"') + 1
+    code, _, err = shop("config check")
+    assert code == 2 and f"tranlog.toml:{line}: pipeline.{key} = '{shop.path}/nowhere'" in err

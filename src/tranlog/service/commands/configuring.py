@@ -117,14 +117,14 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
     read = reading(find_file(conf=conf, service=service))
     config = made(read)
     check_apart(config)
-    for section, ports in (
-        ("pipeline", OperatingOptions.of(config.pipeline)),
-        ("capture", OperatingOptions.of_capture(config)),
-    ):
-        try:
-            ports.check()
-        except ConfigError as exc:
-            raise read.refusal(f"{section}.{exc.option}", exc.value, exc.why) from exc
+    section = "pipeline"
+    try:
+        OperatingOptions.of(config.pipeline).check()
+        section = "capture"
+        OperatingOptions.of_capture(config).check()
+    except ConfigError as exc:
+        whose = section if exc.option in ("control", "metrics") else "pipeline"  # the files are of both
+        raise read.refusal(f"{whose}.{exc.option}", exc.value, exc.why) from exc
     line = f"{config.file} is a configuration of service {config.service}"
     answer({"file": config.file, "service": config.service}, line, as_json)
 

@@ -108,9 +108,10 @@ class OperatingOptions:
         return replace(cls.of(config.pipeline), control=ports.control, metrics=ports.metrics)
 
     def check(self) -> None:
-        """Raise ConfigError for a port that may not be opened so."""
+        """Raise ConfigError for a port that may not be opened so, or that the files of TLS do not serve."""
         for option, address, _ in self.ports:
             check_exposure(option, address, self.exposure)
+            self.exposure.server_context()
 
     @property
     def ports(self) -> list[tuple[str, str, Role]]:
