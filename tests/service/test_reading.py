@@ -132,6 +132,8 @@ def test_a_section_may_be_in_the_environment_alone(tmp_path: Path) -> None:
             "TRANLOG_SOURCE__DSN: source.dsn = '(hidden)': unknown key; it belongs to [target]",
         ),
         ({"TRANLOG_SECRETS_DIR": "/no/such"}, "TRANLOG_SECRETS_DIR = '/no/such': cannot be read"),
+        ({"TRANLOG_FILTER": "[]"}, "TRANLOG_FILTER = '(hidden)': filters stand in the file alone: [[filter]]"),
+        ({"TRANLOG_FILTER__0__SALT": "hush"}, "TRANLOG_FILTER__0__SALT = '(hidden)': filters stand in the file alone"),
     ],
 )
 def test_an_error_names_its_origin(environ: dict[str, str], told: str, tmp_path: Path) -> None:

@@ -250,6 +250,8 @@ class Reading:
                 raise ConfigError(option=origin, value="(hidden)", why=f"unknown key; {_nearest(section, NAMES)}")
             if section not in self.only:
                 continue
+            if section == "filter":
+                raise ConfigError(option=origin, value="(hidden)", why="filters stand in the file alone: [[filter]]")
             dotted, key = f"{section}.{name}", self.keys[section].get(name)
             value = self._value(section, name, text if key is None else _typed(key, text), origin)
             if found.setdefault(section, {}).setdefault(name, value) != value:
