@@ -104,6 +104,15 @@ def test_a_section_may_be_in_the_environment_alone(tmp_path: Path) -> None:
     assert config.source is not None and config.source.where == str(tmp_path / "s.db")
 
 
+def test_every_origin_may_give_the_kind_of_source(tmp_path: Path, secrets: Path) -> None:
+    """By a variable in small letters, or by a secret's file, "must be one of" the kind in the file was said."""
+    text = FILE.replace('kind = "mariadb"', 'kind = "mariadb"\npath = "s.db"')
+    (secrets / "source__kind").write_text("sqlite\n")
+    for environ in ({"TRANLOG_source__kind": "sqlite"}, {"TRANLOG_SECRETS_DIR": str(secrets)}):
+        source = read(tmp_path, environ, file=text).source
+        assert source is not None and source.kind == "sqlite"
+
+
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
