@@ -164,7 +164,8 @@ def test_origins_that_contradict_are_both_named(tmp_path: Path, secrets: Path) -
         read(tmp_path, {}, file=file)
 
 
-def test_lines_of_statements_of_several_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_of_statements_of_several_lines(end: str, tmp_path: Path) -> None:
     text = '''\
 [log]
 dir = """
@@ -186,7 +187,7 @@ columns = ["c"]
 [spark.settings]
 "spark.a" = "b"
 '''
-    (tmp_path / "x.toml").write_text(text)
+    (tmp_path / "x.toml").write_text(text, newline=end)
     lines = reading(str(tmp_path / "x.toml")).lines
     assert {key: line for key, line in lines.items() if key.count(".") and "settings" not in key} == {
         "log.dir": 2,

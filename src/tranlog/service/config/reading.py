@@ -369,7 +369,7 @@ class Reading:
     def lines(self) -> Mapping[str, int]:
         """The line of each key in the file. Statements are parsed one by one, since the parser tells no lines."""
         with open(self.file, "rb") as stream:
-            return dict(_lines(stream.read().decode().split("\n")))
+            return dict(_lines(stream.read().decode().replace("\r\n", "\n").split("\n")))
 
     def _at(self, dotted: str, origin: str | None = None) -> str:
         return f"{self.origin(dotted, origin)}: {dotted}"
