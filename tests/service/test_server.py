@@ -337,7 +337,7 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_a_port_that_is_taken() -> None:
-    with at_port(Echo()) as address, pytest.raises(ConfigError, match="cannot be listened on: Address already in use"):
+    with at_port(Echo()) as address, pytest.raises(ConfigError, match="on: Address already in use. Correct"):
         open_port("metrics", address, Exposure())
 
 

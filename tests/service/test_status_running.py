@@ -26,7 +26,7 @@ from fix_server import Idle, at_port, connect
 from tranlog import Pipeline, RunningPipeline
 from tranlog.change import Change, Op, RowChange
 from tranlog.clock import SystemClock
-from tranlog.errors import ConfigError, ControlError
+from tranlog.errors import ConfigError, ControlError, PipelineHeldError
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnError
 from tranlog.pipeline.rules.progress import Counters
@@ -592,6 +592,13 @@ def test_who_asks_while_it_is_looked_at_has_the_next_look(shop: Shop, monkeypatc
         assert early.result(60).pipeline.state == "OFFLINE:NORMAL"
         assert {one.result(60).pipeline.state for one in late} == {"OFFLINE:NORMAL"}
     assert len(looks) == 2
+
+
+def test_a_second_process_is_told_of_the_first_and_not_of_its_port(shop: Shop) -> None:
+    """Both have one configuration, and "Address already in use" said nothing of whose it is."""
+    with at_port(Idle()) as address, pytest.raises(PipelineHeldError, match=r" pid \d+ since "):
+        with operated(shop.operation, shop.config.log, OperatingOptions(control=address), runtime_dir=None):
+            pass
 
 
 @pytest.mark.parametrize("path", ["/wait", "/flush"])

@@ -458,8 +458,11 @@ def _served(
 
     A log beside which no socket can be goes without one.
     """
-    from tranlog.service.process.server import Server, open_port, open_socket  # for those who serve
+    from tranlog.service.process.server import Server, open_port, open_socket, refuse_second  # for those who serve
 
+    for name, take_over in sockets:
+        if not take_over:  # who has the pipeline has its ports too, and is what to tell
+            refuse_second(socket_paths(log_dir, name, runtime_dir=runtime), pipeline=name)
     with contextlib.ExitStack() as opened:
         doors: list[Door] = []
         for option, address, most in options.ports:

@@ -110,7 +110,7 @@ def open_port(option: str, address: str, exposure: Exposure, *, most: Role = Rol
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as exc:
-        why = f"cannot be listened on: {exc.strerror or exc}"
+        why = f"cannot be listened on: {(exc.strerror or str(exc)).partition(' (while ')[0]}"
         raise ConfigError(option=option, value=address, why=why) from exc
     return Door(listener=listener, most=most, exposure=exposure, tls=tls)
 
@@ -120,9 +120,8 @@ def open_socket(paths: Sequence[str], *, pipeline: str, take_over: bool = False)
 
     Raises PipelineHeldError where a process answers at any of them, unless `take_over`; ConfigError where none can be.
     """
-    for path in paths:
-        if not take_over and os.path.exists(path) and (holder := _holder(path)) is not None:
-            raise PipelineHeldError(pipeline=pipeline, holder=holder)
+    if not take_over:
+        refuse_second(paths, pipeline=pipeline)
     failures = []
     for path in paths:
         try:
@@ -133,6 +132,13 @@ def open_socket(paths: Sequence[str], *, pipeline: str, take_over: bool = False)
         return Door(listener=listener, path=path, inode=os.stat(path).st_ino)
     why = f"there is no place for its socket ({'; '.join(failures)}); set control to HOST:PORT"
     raise ConfigError(option="control", value=None, why=why)
+
+
+def refuse_second(paths: Sequence[str], *, pipeline: str) -> None:
+    """Raise PipelineHeldError where a process answers at any of the paths."""
+    for path in paths:
+        if os.path.exists(path) and (holder := _holder(path)) is not None:
+            raise PipelineHeldError(pipeline=pipeline, holder=holder)
 
 
 def _holder(path: str) -> str | None:
