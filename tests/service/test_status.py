@@ -292,10 +292,8 @@ def test_an_end_by_an_error_is_none_by_an_operator() -> None:
     )
 
 
-@pytest.mark.parametrize("state", [State.OFFLINE_NORMAL, State.OFFLINE_ERROR])
-def test_a_process_that_is_offline_runs(state: State) -> None:
-    """ "not running" was said of it, and `tranlog apply` as what to do, which it refuses."""
-    process = OperationState(
+def process_state(state: State) -> OperationState:
+    return OperationState(
         pipeline="shop",
         state=state,
         began_ms=AT,
@@ -310,7 +308,20 @@ def test_a_process_that_is_offline_runs(state: State) -> None:
         slots=0,
         channels=1,
     )
-    status = status_of(None, log_state(), pipeline_state(17, running=False, holder=""), process=process)
+
+
+def test_a_pipeline_that_goes_online_has_neither_driver_nor_slots_yet() -> None:
+    """ "run by , GOING-ONLINE:SYNCHRONIZING" and "0 slots for 1 channels" was said of every start."""
+    status = status_of(None, log_state(), pipeline_state(17, holder=""), process=process_state(State.GOING_ONLINE))
+    lines = list(status_lines(status))
+    assert "pipeline  shop, not claimed yet, GOING-ONLINE:SYNCHRONIZING" in lines
+    assert not any("slots" in one for one in lines)
+
+
+@pytest.mark.parametrize("state", [State.OFFLINE_NORMAL, State.OFFLINE_ERROR])
+def test_a_process_that_is_offline_runs(state: State) -> None:
+    """ "not running" was said of it, and `tranlog apply` as what to do, which it refuses."""
+    status = status_of(None, log_state(), pipeline_state(17, running=False, holder=""), process=process_state(state))
     assert f"pipeline  shop, at rest, {state}" in list(status_lines(status))
     assert list(waits_for(status)) == [f"its operator: pipeline shop is {state} (`tranlog online`)"]
 

@@ -21,7 +21,7 @@ from tranlog.errors import DiskFailedError, SourceError, TargetError, TranlogErr
 from tranlog.ids import NO_SEQNO
 from tranlog.listing import time_text
 from tranlog.pipeline.rules.progress import LastError
-from tranlog.pipeline.rules.states import OperationState
+from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status, WaitsFor, picked
@@ -307,8 +307,10 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
     yield f"target    {target_text(pipeline)}"
     if pipeline.running is None:
         state = f"last run by {pipeline.holder}; not checked whether it runs"
+    elif pipeline.running:
+        state = "not claimed yet" if pipeline.holder == NOBODY else f"run by {pipeline.holder}"
     else:
-        state = f"run by {pipeline.holder}" if pipeline.running else "not running" if process is None else "at rest"
+        state = "not running" if process is None else "at rest"
     if process is not None:
         state += f", {process.state}"
     yield f"pipeline  {pipeline.options.pipeline}, {state}"
@@ -319,7 +321,7 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
         yield f"          {note}"
     for line in _verified_lines(pipeline.verdicts):
         yield f"          {line}"
-    if pipeline.running and process is not None and process.slots < len(channels):
+    if process is not None and process.state in (State.ONLINE, State.DEGRADED) and process.slots < len(channels):
         yield f"          {process.slots} slots for {len(channels)} channels"
     if not channels:
         return
