@@ -500,6 +500,18 @@ def test_rubbish_is_refused_or_cut_off_and_harms_nobody(
     assert capfd.readouterr() == ("", ""), "nobody is told of it"
 
 
+@pytest.mark.parametrize("size", [16_000, 17_000])
+@pytest.mark.parametrize(
+    "head", [b"GET /state?%b HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /state HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n"]
+)
+def test_a_head_that_is_too_large_is_refused_however_it_comes(door: Door, head: bytes, size: int) -> None:
+    """What came at once was let in, up to a quarter of a megabyte."""
+    with connect(door.address) as peer:
+        peer.sendall(head % (b"y" * size))
+        code = peer.recv(65536).split()[1]
+    assert code == (b"200" if size == 16_000 else b"431")
+
+
 def test_a_body_of_a_gigabyte_is_refused_before_it_is_there(door: Door) -> None:
     with connect(door.address) as peer:
         peer.sendall(b"POST /flush HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n")

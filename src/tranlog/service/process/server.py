@@ -157,6 +157,10 @@ def _admit(scope: Scope) -> None:
     """Note what a peer may do. Raises HTTPException where it may not come in, whatever it looks for."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     state, host = scope["state"], headers.get("host", "")
+    if len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, itertools.chain(*scope["headers"]))) > (
+        HEAD_BYTES_MAX
+    ):  # h11 looks at the size of a head alone that did not come at once
+        raise HTTPException(431, f"a head has {HEAD_BYTES_MAX} bytes at most")
     door, theirs = state["door"], api.other_api(headers.get("user-agent", ""))
     if theirs is not None:
         raise HTTPException(400, f"the client is {theirs} and this process {api.NAME}; use the same release for both")
