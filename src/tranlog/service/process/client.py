@@ -138,6 +138,8 @@ def _words(exc: Exception, cause: OSError | None) -> str:
         return f"its certificate is not trusted: {cause.verify_message}; --tls-ca names the authority to trust"
     if isinstance(exc, httpx.TimeoutException):
         return "it did not answer in time"
+    if isinstance(exc, httpx.RemoteProtocolError) and cause is None:
+        return "it ended the connection; if it speaks TLS, --tls-ca names the authority to trust"
     return (None if cause is None else cause.strerror) or str(exc) or type(exc).__name__
 
 

@@ -177,7 +177,8 @@ def _admit(scope: Scope) -> None:
         given = headers.get("authorization", "").removeprefix("Bearer ")
         role = door.exposure.role_of(given, certified=state["certified"])
     if role is None:
-        raise HTTPException(401, "the secret is not the pipeline's", {"WWW-Authenticate": "Bearer"})
+        why = "no token, or not one of the pipeline's secret_file; --secret-file names a file that has one"
+        raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
     state["role"] = min(role, door.most)
 
 
