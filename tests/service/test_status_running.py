@@ -625,6 +625,15 @@ def test_who_has_gone_does_not_wait_for_a_turn(shop: Shop, path: str) -> None:
     assert shop.operator.status().pipeline.state == "OFFLINE:NORMAL"
 
 
+def test_no_lag_is_told_of_a_pipeline_without_positions(shop: Shop) -> None:
+    """ "tranlog_lag_transactions 0" was told of it, as of one that has applied everything."""
+    shop.write("north")
+    found = samples_of(shop.operator.families())
+    assert "tranlog_lag_transactions" not in found and "tranlog_lag_seconds" not in found
+    shop.work()
+    assert samples_of(shop.operator.families())["tranlog_lag_transactions"] == {(("pipeline", "p"),): 0}
+
+
 def _until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():

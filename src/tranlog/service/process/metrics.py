@@ -17,7 +17,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tranlog.capture.capture import CaptureStatus
 from tranlog.ids import NO_SEQNO
-from tranlog.pipeline.rules.progress import Lag
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.status.status import LogState, Status, WaitsFor, at
 from tranlog.queues.standing import StoreStatus
@@ -49,6 +48,10 @@ log_epoch epoch The epoch of its last transaction.
 log_segments segments How many segments it has.
 log_size_bytes size_bytes How long they are together.
 log_active_seqno active_seqno The first that somebody still needs; -1: nobody.
+"""
+_OF_LAG: Final = """
+lag_transactions seqnos Committed transactions that are not all applied; no sample: no position is known.
+lag_seconds ms How long ago the first of them was committed.
 """
 _OF_CHANNEL: Final = """
 applied_seqno row.applied_seqno Up to where a channel has everything of its own in the target.
@@ -164,9 +167,7 @@ def pipeline_families(status: Status) -> Iterator[Metric]:
         "Since when a channel cannot use the target, -1 for the driver; no sample: it can.",
         [({**name, "channel": str(one.channel)}, one.since_ms / 1000) for one in process.troubles],
     )
-    behind = pipeline.lag if pipeline.lag is not None and pipeline.channels else Lag(seqnos=0, ms=0)
-    yield gauge("lag_transactions", "Committed transactions that are not all applied.", [(name, behind.seqnos)])
-    yield gauge("lag_seconds", "How long ago the first of them was committed.", [(name, behind.ms / 1000)])
+    yield from _table(_OF_LAG, [(name, pipeline.lag)] if pipeline.lag is not None and pipeline.channels else [])
     yield from log_families(status.log, name)
     channels = [({**name, "channel": str(one.row.channel)}, one) for one in pipeline.channels]
     yield from _table(_OF_CHANNEL, channels)
