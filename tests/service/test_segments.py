@@ -15,13 +15,16 @@ import pytest
 from fix_tungsten import golden_segments
 from tranlog.capture.capture import Capture
 from tranlog.change import Fragment
+from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Gtid, Seqno, segment_name
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.payload import Payload, encode
 from tranlog.service.commands import cli
+from tranlog.service.process.api import Trim
 from tranlog.service.process.operating import Capturing, capture_endpoint
+from tranlog.service.process.upkeep import LogUpkeep
 from tranlog.service.thl import thl
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 from tranlog.testing.clock import ManualClock
@@ -476,3 +479,11 @@ def test_a_directory_of_the_java_replicators(tmp_path: Path, capsys: pytest.Capt
     for words in (("info",), ("add",), ("trim", "--to-gtid", "GTID(0, 3)", "-y")):
         code, _, err = told(*words)
         assert code == 4 and "was written by the Tungsten replicator" in err
+
+
+def test_a_trim_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """Of a request by hand: the time alone counted, and one without a limit was answered as if it had one."""
+    with Log.open(str(tmp_path / "log"), source_id="shop") as log:
+        for asked in (Trim(), Trim(to_seqno=1, to_time_ms=1)):
+            with pytest.raises(ConfigError, match="one of to_seqno and to_time_ms"):
+                LogUpkeep(log).trim(asked)

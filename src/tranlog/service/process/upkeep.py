@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from tranlog.ids import Seqno
+from tranlog.errors import ConfigError
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.log.writing.log import Log
 from tranlog.service.process.api import Added, Trim, Trimmed, post
@@ -34,7 +35,9 @@ class LogUpkeep:
 
     @post("/log/trim")
     def trim(self, asked: Trim) -> Trimmed:
-        """Remove whole segments from the front, or say which would go. Raises as `Log.trim`."""
+        """Remove whole segments from the front, or say which would go. Raises ConfigError, and as `Log.trim`."""
+        if (asked.to_seqno == NO_SEQNO) == (asked.to_time_ms is None):
+            raise ConfigError(option="trim", value=None, why="up to where: one of to_seqno and to_time_ms")
         sizes = {one.number: one.bytes for one in self.log.segments()}
         limit: UpToSeqno | UpToTime = UpToSeqno(seqno=Seqno(asked.to_seqno), told=asked.told, hard=asked.hard)
         if asked.to_time_ms is not None:
