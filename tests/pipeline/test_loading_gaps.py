@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from fix_folder import open_target
-from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, read_back, run_threads, take, tasks_for
+from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, counters, read_back, run_threads, take, tasks_for
 from tranlog.change import Change, Op, Options, RowChange, TableMap
 from tranlog.clock import SystemClock
 from tranlog.findings import Severity
@@ -212,6 +212,7 @@ def test_without_a_load_the_tables_stand_still_and_the_others_go_on(tmp_path: Pa
     for until in (story.gap - 1, story.gap, story.gap + 3, story.last):
         assert [one.error for one in apply(target, tmp_path, plan, until)] == [None] * plan.channels
     check(story, target, loaded=False)
+    assert counters(target.options).filtered == 0, "there is no filter"
     found = waiting(target)
     assert list(found) == sorted(table.name for table in story.tables)
     names = ",".join(sorted(found))

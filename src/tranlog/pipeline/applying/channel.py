@@ -390,7 +390,7 @@ class Channel:
             return True
         if changes is None:
             return group.put_stream(taken, metadata, transaction, chain, self._claim.token)
-        whole, changes = changes, taken.counting(changes)
+        changes = whole = taken.counting(changes)  # what a load brings no filter has left out
         if chain is not None and changes:
             accounts.spent("read_us")
             try:
