@@ -37,7 +37,7 @@ from tranlog.pipeline.status.view import view as tables_of
 from tranlog.service.commands import cli
 from tranlog.service.commands.status import service_status, status_json
 from tranlog.service.config.config import load
-from tranlog.service.process.api import GoOnline, get
+from tranlog.service.process.api import GoOffline, GoOnline, get
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
 from tranlog.service.show.screen import Shown, plain
 from tranlog.source.packer import TransactionPacker
@@ -632,6 +632,16 @@ def test_no_lag_is_told_of_a_pipeline_without_positions(shop: Shop) -> None:
     assert "tranlog_lag_transactions" not in found and "tranlog_lag_seconds" not in found
     shop.work()
     assert samples_of(shop.operator.families())["tranlog_lag_transactions"] == {(("pipeline", "p"),): 0}
+
+
+def test_the_state_of_an_offline_pipeline_knows_how_far_the_log_is(shop: Shop) -> None:
+    """It said "applied up to seqno 6 of 6" for as long as it was offline, whatever came into the log."""
+    applied = shop.work()
+    shop.operator.offline(GoOffline())
+    shop.run.come_to(State.OFFLINE_NORMAL)
+    last = shop.write("north")
+    state = RunningPipeline.of_config(shop.config).state()
+    assert (state.applied_seqno, state.committed_seqno) == (applied, last) and last > applied
 
 
 def _until(holds: Callable[[], bool]) -> None:

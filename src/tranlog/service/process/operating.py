@@ -25,7 +25,7 @@ from tranlog.capture.load_requests import give_order, read_requests
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, ControlError, LogMissingError, SourceError, TranlogError
-from tranlog.ids import Gtid, Seqno
+from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions
@@ -160,7 +160,11 @@ class Operator:
     @api.get("/state")
     def state(self) -> OperationState:
         """Return where it stands, and the error that took it offline."""
-        return self._operation.state()
+        found = self._operation.state()
+        if found.state.resting and found.applied_seqno != NO_SEQNO:  # nobody reports meanwhile, and the log grows
+            with contextlib.suppress(TranlogError):
+                found = replace(found, committed_seqno=self._committed())
+        return found
 
     @api.post("/online")
     def online(self, asked: api.GoOnline) -> OperationState:
@@ -186,8 +190,7 @@ class Operator:
     @api.post("/flush", role=Role.READ)
     def flush(self, asked: api.WithinTime) -> api.Flushed:
         """Wait until everything that the log holds by now is in the target. Raises as `wait`."""
-        with open_readable(self._operation.options.log_dir) as reader:
-            seqno = reader.range().committed_seqno
+        seqno = self._committed()
         came = self._operation.wait(applied=seqno, timeout_s=min(asked.timeout_s, WAIT_MOST_S), gone=api.GONE.get())
         return _also(api.Flushed, self.state(), seqno=seqno, reached=came)
 
@@ -262,6 +265,10 @@ class Operator:
                 begun = next(self._tickets)
                 self._watched = begun, self._gather(watch_s=_RATE_S, source_event_id=self._source_at())
             return self._watched[1]
+
+    def _committed(self) -> Seqno:
+        with open_readable(self._operation.options.log_dir) as reader:
+            return reader.range().committed_seqno
 
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
