@@ -35,7 +35,7 @@ from tranlog.pipeline.status.status import Doing
 from tranlog.pipeline.status.view import VIEW_NAMES, PipelineStatus, print_form
 from tranlog.pipeline.status.view import view as tables_of
 from tranlog.service.commands import cli
-from tranlog.service.commands.status import service_status, status_json
+from tranlog.service.commands.status import service_status, status_json, waits_for
 from tranlog.service.config.config import load
 from tranlog.service.process.api import GoOffline, GoOnline, get
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
@@ -642,6 +642,12 @@ def test_the_state_of_an_offline_pipeline_knows_how_far_the_log_is(shop: Shop) -
     last = shop.write("north")
     state = RunningPipeline.of_config(shop.config).state()
     assert (state.applied_seqno, state.committed_seqno) == (applied, last) and last > applied
+
+
+def test_a_pipeline_that_was_never_online_waits_for_its_operator(shop: Shop) -> None:
+    """Of `tranlog apply --offline`: "not running", and `tranlog apply` as what to do, was said of it."""
+    status = service_status(shop.config, clock=SystemClock(), watch_s=0.0)
+    assert list(waits_for(status))[-1] == "its operator: pipeline p is OFFLINE:NORMAL (`tranlog online`)"
 
 
 def _until(holds: Callable[[], bool]) -> None:

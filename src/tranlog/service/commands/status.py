@@ -112,7 +112,7 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
     pipeline = found.pipeline
     if pipeline is not None and pipeline.row is None:  # what else is there of it is no pipeline's
         pipeline = PipelineState(options=pipeline.options, target=pipeline.target, running=False)
-        found = replace(found, process=None)
+        found = replace(found, process=process if process is not None and process.state.resting else None)
     if pipeline is not None:
         pipeline = replace(pipeline, kept_error=last_error(config.log_dir, pipeline.options.pipeline))
     given = {name: getattr(found, name) for name in Status.__slots__} | {
