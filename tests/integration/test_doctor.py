@@ -18,23 +18,28 @@ import pytest
 
 from fix_mariadb_source import Follower
 from fix_mariadb_source import options_for as mariadb_options
+from fix_pipeline import run_threads, take, tasks_for
 from fix_postgres_source import LOGICAL, PostgresFollower
 from fix_postgres_source import options_for as postgres_options
-from tranlog.change import TableMap
+from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.clock import SystemClock
 from tranlog.errors import TargetTableError, TargetUnavailableError
 from tranlog.findings import CheckResult, Severity, compare_clocks
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.upkeep.checks import examine_target
 from tranlog.service.commands.cli import main
 from tranlog.source.kinds import CapturedUpTo, SourceOptions, source_kind
 from tranlog.source.mariadb.connection import MariadbSourceOptions
+from tranlog.source.packer import pack
 from tranlog.source.postgres import PostgresSourceOptions
 from tranlog.source.postgres.connection import PostgresControl
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import BehindError, Target
 from tranlog.testing.servers import Address, MariaDbServer, PostgresServer, free_port
+from tranlog.types import LogicalType
 
 pytestmark = pytest.mark.integration
 
@@ -409,6 +414,49 @@ def test_foreign_keys_without_an_index_at_a_postgresql_target(
     assert [one.remedy for one in found()] == [slow[0].remedy]
     postgres.execute(slow[0].remedy, database=postgres_database)
     assert found() == []
+
+
+def test_foreign_keys_that_delete_rows_which_the_source_deletes_too(
+    tmp_path: Path, postgres_database: str, postgres: Address
+) -> None:
+    """The finding says what happens, and its remedies mend it."""
+    numbers = [Column(name=name, source_type="integer", logical=LogicalType.INTEGER) for name in ("id", "of")]
+    parent = TableMap(schema="public", table="parent", columns=(numbers[0],), primary_key=(0,))
+    child = TableMap(schema="public", table="child", columns=tuple(numbers), primary_key=(0,))
+    for statement in (
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        'CREATE TABLE child (id int PRIMARY KEY, "of" int CONSTRAINT up REFERENCES parent ON DELETE CASCADE)',
+        'CREATE INDEX ON child ("of")',
+    ):
+        postgres.execute(statement, database=postgres_database)
+    target = TargetOptions(kind="postgres", dsn=postgres.dsn(postgres_database))
+    options = ApplyOptions(pipeline="p", log_dir=str(tmp_path / "log"), target=target)
+    made = [RowChange(parent, Op.INSERT, None, (1,)), RowChange(child, Op.INSERT, None, (7, 1))]
+    gone = [RowChange(parent, Op.DELETE, (1,), None), RowChange(child, Op.DELETE, (7, 1), None)]
+    with Log.open(options.log_dir, source_id="test") as log:
+        for at, changes in enumerate((made, gone)):
+            for fragment in pack(changes, source_id="test", event_id=f"{at}", tstamp=at):
+                log.append(fragment)
+        log.commit()
+        last = log.last_seqno
+    with closing(open_target(target)) as opened:
+        opened.positions.ensure_tables()
+
+    def found(source_kind: str, options: ApplyOptions = options) -> list[str]:
+        checks = examine_target(options, SystemClock(), (parent, child), source_kind=source_kind)
+        return [one.text for one in checks if one.subject == "foreign keys"]
+
+    def ran(until: int) -> str:
+        plan = ShardPlan(channels=1)
+        (one,) = run_threads(tasks_for(target, tmp_path / "log", plan, take(target, plan), until=until))
+        return str(one.error or "")
+
+    (told,) = found("postgres")
+    assert "rows of public.child go with those of public.parent" in told and found("mariadb") == []
+    assert found("postgres", replace(options, target=replace(target, triggers="off"))) == []
+    assert "no row at the target has this key" in ran(last)
+    postgres.execute("ALTER TABLE child DROP CONSTRAINT up", database=postgres_database)
+    assert (found("postgres"), ran(last)) == ([], "")
 
 
 def test_rights_at_a_mariadb_target(

@@ -52,6 +52,7 @@ _KEY_HINT: Final = (
     "Give it one at the source and at the target: ALTER TABLE ... ADD PRIMARY KEY (...); a SQLite, which cannot add "
     "one, a new table with it, the rows copied into that, the old one dropped, the new one renamed"
 )
+_TWICE_HINT: Final = "Drop these foreign keys at the target, or their ON DELETE and ON UPDATE"
 ROOM_LEAST: Final = 1 << 30
 """With fewer bytes free a disk is worth a word."""
 END_MOST: Final = 64 << 20
@@ -237,6 +238,13 @@ def _tables(
                 yield wrong("tables", f"{exc.table}: {exc.why}", statements)
             else:
                 yield refused("tables", exc)
+        else:
+            losing = target.rows.losing((table.schema, table.table)) if source_kind != "mariadb" else ()
+            if losing:  # a MariaDB's capture refuses such tables, or the option `cascades` says that the target acts
+                names = ", ".join(map(".".join, losing))
+                text = f"rows of {names} go with those of {table.name}, and their changes come from the source, too"
+                remedy = f'{_TWICE_HINT}; or triggers = "off"' if target.kind == "postgres" else _TWICE_HINT
+                yield warning("foreign keys", f"{text}: a delete stops the pipeline", remedy)
     yield from [refused("tables", one) for one in due.values()]
     if not found:
         yield fine("tables", f"{len(wanted)} tables take what the source's hold")
