@@ -26,3 +26,21 @@ def test_a_terminal_is_not_left_on_the_right(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("sys.stdout", terminal)
         lines = list(table_lines(HEADS, ROWS, indent=4))
     assert max(map(len, lines)) <= 60 and "".join(lines).count("c") == 90
+
+
+@pytest.mark.parametrize("columns", [20, 41])
+def test_where_numbers_have_no_room_a_row_is_a_paragraph(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number on two lines is two numbers."""
+    heads, rows = (
+        (">channel", ">transactions", ">changes", "time"),
+        [(0, 1_234_567, 89, "2026-11-29 08:49:02"), (1, 2, 3, None)],
+    )
+    main, side = pty.openpty()
+    with os.fdopen(main, "rb", 0), os.fdopen(side, "w") as terminal:
+        termios.tcsetwinsize(side, (20, columns))
+        monkeypatch.setattr("sys.stdout", terminal)
+        lines = list(table_lines(heads, rows))
+    assert max(map(len, lines)) <= columns
+    told = " ".join(" ".join(lines).split())
+    assert "channel 0, transactions 1234567, changes 89, time 2026-11-29 08:49:02" in told
+    assert "channel 1, transactions 2, changes 3, time -" in told
