@@ -83,6 +83,10 @@ def test_a_path_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: pytest.M
         ("host = 2026-11-23", "x.toml:5: source.host = datetime.date(2026, 11, 23): input should be a valid string"),
         ("[target]", "x.toml: target.kind: is missing and has no default"),
         ("[[target]]", "x.toml:5: target = [{}]: is a table: [target]"),
+        (
+            "[shards]\nchannels = 2",
+            "x.toml:6: shards.channels = 2: is a table: [shards.channels]; or is [pipeline] channels meant?",
+        ),
         ('[shards]\nrule = "column"', "x.toml:6: shards.rule = 'column': must be one of schema, table, map"),
         ('databases = [\n  "x",\n]\nport = 0', "x.toml:8: source.port = 0: a port is"),
     ],

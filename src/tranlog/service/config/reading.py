@@ -407,10 +407,14 @@ class Reading:
                 value, why = None, "is a row of tables: [[filter]]"
             case "model_type" | "model_attributes_type":
                 value, why = _without_text(value), f"is a table: [{dotted}]"
+            case "dict_type":
+                homes = [name for name, keys in self.keys.items() if loc[-1] in keys and name != loc[0]]
+                why = f"is a table: [{dotted}]" + "".join(f"; or is [{name}] {loc[-1]} meant?" for name in homes)
             case "tuple_type":
                 why = "a list of one or more texts, in brackets"
             case _:
-                why = f"{found['msg'][:1].lower()}{found['msg'][1:]}"
+                said = found["msg"].removeprefix("Value error, ")
+                why = f"{said[:1].lower()}{said[1:]}"
         return self.refusal(dotted, value, why)
 
     def _unknown(self, loc: list[Any], value: object) -> ConfigError:
