@@ -552,8 +552,8 @@ class ConflictError(TargetError):
     why: str
 
     template = (
-        "conflict at seqno {seqno}, table {table}, key {key}: {why}. None of this "
-        "transaction was applied. Fix the row at the target, then start `tranlog apply` again"
+        "conflict at seqno {seqno}, table {table}, key {key}: {why}. None of this transaction was applied. "
+        "Fix the row at the target, then `tranlog online`, or start it again where it has ended"
     )
 
 
