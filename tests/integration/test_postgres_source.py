@@ -291,6 +291,31 @@ def test_partitions(server: PostgresServer, database: str, follow_postgres: Foll
     replica.assert_equals(selected(options))
 
 
+@pytest.mark.parametrize("via_root", [False, True])
+def test_a_partitioned_table_is_named_by_itself(
+    server: PostgresServer, database: str, follow_postgres: Follow, via_root: bool
+) -> None:
+    """Also one without partitions yet. A foreign table as partition has no replica identity, an unlogged one no WAL."""
+    run(
+        server,
+        database,
+        "CREATE TABLE p (id int, note text) PARTITION BY RANGE (id); ALTER TABLE p REPLICA IDENTITY FULL",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10); ALTER TABLE p1 REPLICA IDENTITY FULL",
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w",
+        "CREATE FOREIGN TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20) SERVER s",
+        "CREATE TABLE e (id int) PARTITION BY RANGE (id); ALTER TABLE e REPLICA IDENTITY FULL",
+    )
+    options = options_for(server, database, via_partition_root=via_root, tables=("public.p", "public.e"))
+    follower = follow_postgres(options)
+    run(server, database, "INSERT INTO p VALUES (1, 'a')")
+    (one,) = follower.wait_for(1)
+    assert [(row.table.table, row.after) for row in one.rows] == [("p" if via_root else "p1", (1, "a"))]
+    run(server, database, "CREATE UNLOGGED TABLE e1 PARTITION OF e FOR VALUES FROM (0) TO (10)")
+    run(server, database, "ALTER TABLE e1 REPLICA IDENTITY FULL")
+    with pytest.raises(SourceSetupError, match=r'ALTER TABLE "public"\."e1" SET LOGGED;'):
+        follow_postgres(options, follower.event_id)
+
+
 def test_a_new_partition_without_the_identity_is_refused(
     server: PostgresServer, database: str, follow_postgres: Follow
 ) -> None:

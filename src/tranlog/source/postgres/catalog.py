@@ -33,12 +33,15 @@ _SLOT: Final = """
 SELECT plugin, database, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''), active_pid, temporary,
        two_phase
   FROM pg_replication_slots WHERE slot_name = $1 AND slot_type = 'logical'"""
-_MEMBERS: Final = """
+_WITH_PUBLISHED: Final = """
 WITH published AS (
     SELECT c.oid, c.relkind FROM pg_publication_tables p
       JOIN pg_namespace n ON n.nspname = p.schemaname
       JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-     WHERE p.pubname = $1),
+     WHERE p.pubname = $1)"""
+_NAMED: Final = """
+SELECT r.prrelid AS oid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = $1"""
+_MEMBERS: Final = f"""{_WITH_PUBLISHED},
 members AS (
     SELECT oid FROM published
      UNION SELECT t.relid FROM published, LATERAL pg_partition_tree(published.oid) t WHERE published.relkind = 'p')
@@ -46,18 +49,25 @@ SELECT n.nspname, c.relname, c.relreplident::text,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indimmediate
                   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END)
   FROM members JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
- ORDER BY n.nspname, c.relname"""
+ WHERE c.relkind <> 'f' ORDER BY n.nspname, c.relname"""
+_HELD: Final = f"""{_WITH_PUBLISHED}
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN ({_NAMED} UNION SELECT oid FROM published
+                  UNION SELECT a.relid FROM published, LATERAL pg_partition_ancestors(published.oid) a)"""
+"""The published tables, and those that published ones are partitions of."""
 _UNLOGGED: Final = f"""
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'u' AND {_SYSTEM_SCHEMAS}
    AND ((SELECT puballtables FROM pg_publication WHERE pubname = $1)
         OR n.oid IN (SELECT s.pnnspid FROM pg_publication_namespace s JOIN pg_publication p ON p.oid = s.pnpubid
-                      WHERE p.pubname = $1))
+                      WHERE p.pubname = $1)
+        OR c.oid IN (SELECT t.relid FROM ({_NAMED}) r, LATERAL pg_partition_tree(r.oid) t))
  ORDER BY 1, 2"""
 _UNLOGGED_14: Final = f"""
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'u' AND {_SYSTEM_SCHEMAS}
-   AND (SELECT puballtables FROM pg_publication WHERE pubname = $1)
+   AND ((SELECT puballtables FROM pg_publication WHERE pubname = $1)
+        OR c.oid IN (SELECT t.relid FROM ({_NAMED}) r, LATERAL pg_partition_tree(r.oid) t))
  ORDER BY 1, 2"""
 _TYPES: Final = """
 SELECT t.oid::int8, n.nspname, t.typname, t.typtype::text, t.typbasetype::int8, t.typtypmod
@@ -297,7 +307,7 @@ class PostgresCatalog:
                 ]
             )
         wanted = [tuple(one.split(".")) for one in options.tables or () if not one.endswith(".*")]
-        there = {(schema, table) for schema, table, _, _ in found}
+        there = self._control.rows(_HELD, (name,)) if wanted else []
         missing = [quoted_table(*one) for one in wanted if one not in there]
         if missing:
             raise SourceSetupError(
@@ -466,7 +476,7 @@ class PostgresCatalog:
         found = self._control.rows(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE (c.oid = $1::int8::oid OR c.oid IN (SELECT relid FROM pg_partition_tree($1::int8::oid::regclass))) "
-            "AND c.relreplident <> 'f' ORDER BY 1, 2",
+            "AND c.relreplident <> 'f' AND c.relkind <> 'f' ORDER BY 1, 2",
             (oid,),
         )
         return [(schema, table) for schema, table in found]
