@@ -512,6 +512,37 @@ def test_a_server_that_restarts_or_is_killed_is_followed_on(
     assert [one.rows[0].after for one in again.wait_for(1)] == [(9, None)]
 
 
+def test_a_server_that_ends_every_connection_is_given_up(
+    server: PostgresServer, database: str, follow_postgres: Follow
+) -> None:
+    """It is there each time, and the same error comes each time: what it cannot decode, for one."""
+    run(server, database, FULL)
+    options = options_for(server, database, reconnect_s=2.0)
+    follower = follow_postgres(options)
+    over = threading.Event()
+
+    def end() -> None:
+        with server.connect(database) as session:
+            while not over.is_set():
+                session.execute(
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
+                    "WHERE slot_name = %s AND active_pid IS NOT NULL",
+                    (options.slot_name,),
+                )
+                over.wait(0.02)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    try:
+        with pytest.raises(SourceUnavailableError, match="terminating connection"):
+            follower.wait_for(1)
+    finally:
+        over.set()
+        ending.join()
+    run(server, database, "INSERT INTO t VALUES (1)")
+    assert [one.rows[0].after for one in follower.wait_for(1)] == [(1, None)]
+
+
 def test_a_reader_that_was_lost_may_still_move_the_slot(
     postgres_source: PostgresServer, postgres_source_database: str, follow_postgres: Follow
 ) -> None:

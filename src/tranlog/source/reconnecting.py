@@ -1,4 +1,8 @@
-"""How a source tries a server again that it has lost: with growing pauses, for as long as its options say."""
+"""How a source tries a server again that it has lost: with growing pauses, for as long as its options say.
+
+The hard idea: a server that ends each connection before anything comes of it, by the same error say, is away as well.
+So an outage ends when something comes, or when a connection has held.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,27 @@ class Reconnecting:
         self._clock = clock
         self._reconnect_s = reconnect_s
         self._pause_s = _FIRST_S
+        self._outage_at: float | None = None
+        self._connected_at = 0.0
+        self._lost_again: SourceUnavailableError | None = None  # in the same outage, and not waited for yet
 
-    def lost(self) -> None:
+    def lost(self, error: SourceUnavailableError) -> None:
         """Note that the connection was lost now."""
-        self.lost_at = self._clock.monotonic()
+        now = self._clock.monotonic()
+        if self._outage_at is None or now - self._connected_at >= self._reconnect_s:
+            self._outage_at, self._pause_s = now, _FIRST_S
+        else:
+            self._lost_again = error
+        self.lost_at = self._outage_at
 
     def connected(self) -> None:
         """Note that the server is there."""
         self.lost_at = None
-        self._pause_s = _FIRST_S
+        self._connected_at = self._clock.monotonic()
+
+    def came(self) -> None:
+        """Note that a transaction came."""
+        self._outage_at = None
 
     def again(self, connect: Callable[[], None], wait_s: float, stopping: Callable[[], bool]) -> bool:
         """Call `connect` until it works, `stopping` says so, or `wait_s` is over; return whether it worked.
@@ -45,6 +61,9 @@ class Reconnecting:
         deadline = self._clock.monotonic() + wait_s
         while not stopping():
             try:
+                again, self._lost_again = self._lost_again, None
+                if again is not None:
+                    raise again
                 connect()
             except SourceUnavailableError:
                 now = self._clock.monotonic()

@@ -82,6 +82,7 @@ class BinlogFollower:
         self._branches.expect(prepared)
         self.reads_again = True
         self.retry.lost_at = None
+        self.retry.came()  # what was lost before this start is over
         self._connect(accepted=accepted)
 
     def _connect(self, *, accepted: bool = False) -> None:
@@ -163,6 +164,7 @@ class BinlogFollower:
                     if not assembler.repeats:
                         self._know_branches()
                 elif group is not None:
+                    self.retry.came()
                     self._pending = group
                     return group
             if self.stopping:
@@ -222,7 +224,7 @@ class BinlogFollower:
         """Drop the connection, and with it a transaction whose end had not come."""
         logger.warning("The connection to the source was lost. where=%s why=%s", self._options.where, error.why)
         self.close()
-        self.retry.lost()
+        self.retry.lost(error)
 
     def _reconnect(self, wait_s: float) -> bool:
         """Try to connect until it works or `wait_s` is over. Raises what `start` raises, the server's absence late."""

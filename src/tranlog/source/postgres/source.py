@@ -374,6 +374,7 @@ class PostgresSource:
                     if group is None:
                         break
                     if not self._is_again(group):
+                        self._retry.came()
                         self._pending = group
                         self._known = self._relations.layouts
                         return group
@@ -432,7 +433,7 @@ class PostgresSource:
         """Drop the connection, and with it transactions whose end had not come."""
         logger.warning("The connection to the source was lost. where=%s why=%s", self.options.where, error.why)
         self._disconnect()
-        self._retry.lost()
+        self._retry.lost(error)
 
     def _reconnect(self, wait_s: float) -> bool:
         """Try to connect until it works or `wait_s` is over. Raises what `start` raises, the server's absence late."""
