@@ -26,11 +26,13 @@ BEFORE = (
     "CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, n INT)",
     "CREATE TABLE child(id INTEGER PRIMARY KEY, t INT REFERENCES t(id), UNIQUE(t))",
     "CREATE TABLE keyless(a, b)",
+    "CREATE TABLE word(a ANY) STRICT",
 )
 ROWS = (
     "INSERT INTO t VALUES(1, 'one', 1), (2, 'two', 2), (3, 'three', 3)",
     "INSERT INTO child VALUES(1, 1), (2, 3)",
     "INSERT INTO keyless VALUES(1, 1), (1, 1), (2, 2)",
+    "INSERT INTO word VALUES('1')",
 )
 PROGRAM = """
 import json, sqlite3, sys
@@ -158,6 +160,7 @@ FOLLOWED: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ("ALTER TABLE t ADD z REAL DEFAULT 5", "ALTER TABLE t ADD y TEXT DEFAULT 7", "UPDATE t SET y = 8 WHERE id = 1"),
         ["ALTER TABLE"] * 2,
     ),
+    "a default of a STRICT table": (("ALTER TABLE word ADD z ANY DEFAULT '5'",), ["ALTER TABLE"]),
     "a collation": (
         ("ALTER TABLE t ADD z TEXT COLLATE NOCASE DEFAULT 'a'", "UPDATE t SET z = 'A' WHERE id = 3"),
         ["ALTER TABLE"],

@@ -90,7 +90,7 @@ def follow_foreign(db: apsw.Connection, path: str, now_ms: int) -> None:
     if not schema.by_trigger or not is_changed(db, schema):
         return
     found = find_changes(db, schema, path)
-    defaults = {name: _defaults(schema.plans[name], added) for name, added in found.added.items()}
+    defaults = {name: _defaults(db, schema.plans[name], added) for name, added in found.added.items()}
     for name, values in [*defaults.items()]:
         if values is None and _has_rows(db, name):  # ALTER TABLE cannot do it to a table with rows
             _make_anew(found, name)
@@ -260,12 +260,15 @@ def _statements(found: ForeignChanges) -> Iterator[str]:
             yield f"ALTER TABLE {quote(name)} ADD COLUMN {clause}"
 
 
-def _defaults(plan: TablePlan, added: AddedColumns) -> tuple[Value, ...] | None:
+def _defaults(db: apsw.Connection, plan: TablePlan, added: AddedColumns) -> tuple[Value, ...] | None:
     """Return what rows that were there have in added columns; None where ALTER TABLE refuses a table with rows."""
+    listed = "SELECT iif(strict, 'STRICT', '') FROM pragma_table_list(?) WHERE schema = 'main'"
+    ((strict,),) = db.execute(listed, (plan.map.table,)).fetchall()
     scratch = apsw.Connection(":memory:")
     try:
         columns = plan.map.columns[: len(plan.map.columns) - len(added.names)]
-        scratch.execute(f"CREATE TABLE t({', '.join(f'{quote(one.name)} {one.source_type}' for one in columns)})")
+        parts = [f"{quote(one.name)} {one.source_type or 'ANY'}" for one in columns]
+        scratch.execute(f"CREATE TABLE t({', '.join(parts)}) {strict}")
         scratch.execute("INSERT INTO t DEFAULT VALUES")
         for clause in added.clauses:
             scratch.execute(f"ALTER TABLE t ADD COLUMN {clause}")
