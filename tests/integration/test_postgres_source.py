@@ -291,6 +291,26 @@ def test_partitions(server: PostgresServer, database: str, follow_postgres: Foll
     replica.assert_equals(selected(options))
 
 
+@pytest.mark.parametrize(("encoding", "said"), [("LATIN1", "à la"), ("SQL_ASCII", "� la")])
+def test_text_of_another_encoding(
+    start_postgres: Callable[..., PostgresServer], follow_postgres: Follow, encoding: str, said: str
+) -> None:
+    """Rows, names and recorded DDL come as UTF-8; DDL of no known encoding does not fail."""
+    server = start_postgres(options=LOGICAL)
+    server.execute(f"CREATE DATABASE other ENCODING {encoding} TEMPLATE template0 LOCALE 'C'")
+    with server.connect("other") as session:
+        session.execute("SET client_encoding = UTF8")
+        session.execute('CREATE TABLE "é" (id int, a text); ALTER TABLE "é" REPLICA IDENTITY FULL')
+        follower = follow_postgres(options_for(server, "other", ddl_capture="event_trigger"))
+        session.execute("""INSERT INTO "é" VALUES (1, 'ü')""")
+        session.execute("SET client_encoding = LATIN1")
+        session.execute(b"CREATE TABLE v (a text DEFAULT '\xe0 la')")
+    rows, ddl = follower.wait_for(2)
+    assert [(row.table.table, row.after) for row in rows.rows] == [("é", (1, "ü"))]
+    (statement,) = ddl.changes
+    assert isinstance(statement, Statement) and f"'{said}'" in str(statement.sql)
+
+
 @pytest.mark.parametrize("via_root", [False, True])
 def test_a_partitioned_table_is_named_by_itself(
     server: PostgresServer, database: str, follow_postgres: Follow, via_root: bool

@@ -165,7 +165,7 @@ _MAKE_TRIGGER: Final = (
     f"""
 CREATE OR REPLACE FUNCTION {TRIGGER}.record() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog AS $body$
-DECLARE said text := current_query();
+DECLARE said text := current_query(); sent bytea;
 BEGIN
     IF current_setting('tranlog.own', true) = 'on' THEN
         RETURN;
@@ -173,7 +173,12 @@ BEGIN
     -- A text of several statements comes once for each of them, and is recorded once.
     IF current_setting('{TRIGGER}.said', true) IS DISTINCT FROM txid_current() || ' ' || md5(said) THEN
         PERFORM set_config('{TRIGGER}.said', txid_current() || ' ' || md5(said), true);
-        PERFORM pg_logical_emit_message(true, 'tranlog:ddl', said);
+        BEGIN -- a message is sent as it is, in no client's encoding
+            sent := convert_to(said, 'UTF8');
+        EXCEPTION WHEN OTHERS THEN
+            sent := convert_to(said, getdatabaseencoding());
+        END;
+        PERFORM pg_logical_emit_message(true, 'tranlog:ddl', sent);
     END IF;
 END $body$""",
     f"DROP EVENT TRIGGER IF EXISTS {TRIGGER}",
