@@ -297,15 +297,19 @@ class QueueJournal:
         if not self.ahead and not self._grow():
             raise DiskFullError(path=self.files.path)
         self._put(NEXT, 0, Lsn(0), NEXT_BODY.pack(self.buffer.number + 1))
+        self._sync_all()
+        self.buffer.go(self.ahead.pop(0))
+        self._put_checkpoint(self.durable)
+        assert self.buffer.end + size + NEXT_BYTES <= self.files.container_bytes, "no record is larger than a container"
+
+    def _sync_all(self) -> None:
+        """Make everything durable that was put, with the lock held."""
         self.write()
         try:
             self.syncs.sync(self.files.file(self.buffer.number))
         except OSError as exc:
             raise self.stop_for(exc, "sync") from exc
         self.durable = self.place
-        self.buffer.go(self.ahead.pop(0))
-        self._put_checkpoint(self.durable)
-        assert self.buffer.end + size + NEXT_BYTES <= self.files.container_bytes, "no record is larger than a container"
 
     def give_back(self, needed: int) -> None:
         """Free the containers below `needed`, and remove some if many are unused."""
@@ -380,17 +384,16 @@ class QueueJournal:
     # --- the end -------------------------------------------------------------------------------------
 
     def end_cleanly(self) -> None:
-        """Note in the log that everything in it is durable, as everything that was put is. Raises as `put`."""
+        """Make everything durable that was put, and note that in the log. Raises as `put`."""
         with self.lock, self:
             self.check_open()
             if self.buffer.end + SYNC_BYTES + NEXT_BYTES > self.files.container_bytes:
                 try:
                     self._roll(SYNC_BYTES)
                 except DiskFullError:
+                    self._sync_all()
                     return  # the next opening finds a whole log all the same
+            if self.durable < self.place:  # what was moved after the last sync, or came from another thread
+                self._sync_all()
             self._prove(self.place)
-            self.write()
-            try:
-                self.syncs.sync(self.files.file(self.buffer.number))
-            except OSError as exc:
-                raise self.stop_for(exc, "sync") from exc
+            self._sync_all()

@@ -195,8 +195,9 @@ class StoreOpening:
         scan = self._scan
         end = lsn(scan.end_number, scan.end_offset)
         counter = self._catalogue.counter
+        proven = scan.proven if scan.clean else end  # the Sync that ends a clean log may not be durable
         with journal.lock, journal:
-            journal.open(scan.end_number, scan.end_offset, epoch=self._epoch, proven=end, counter=counter)
+            journal.open(scan.end_number, scan.end_offset, epoch=self._epoch, proven=proven, counter=counter)
             journal.admit(OVERHEAD + OPEN_BODY.size, Need.DRAIN)
             place = journal.put(OPEN, 0, NO_LSN, OPEN_BODY.pack(end, self._clock.now_ms(), counter))
             target = journal.place
