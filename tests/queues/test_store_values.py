@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,18 @@ def test_what_is_of_no_use_is_refused_and_changes_nothing(
     assert len(store._core.state.messages) == 1 and not store._core.held
     store.publish(b"y", queues=["a"])
     assert [one.content for one in store.get_many("a", 9)] == [b"kept", b"y"]
+
+
+def test_content_in_items_of_several_bytes_is_stored_by_its_bytes(tmp_path: Path) -> None:
+    """A section may be no longer than a record: an opening would take it for damage."""
+    items, path = array("I", range(30_000)), tmp_path / "store"
+    raw = items.tobytes()
+    with MessageStore.open(path) as store:
+        store.declare("a")
+        store.publish(memoryview(items), queues=["a"])
+        store.publish([memoryview(items), memoryview(items)[::2], b"end"], length=180_003, queues=["a"])
+        many: list[Any] = [memoryview(items), memoryview(array("I"))]
+        store.publish_many(many, queues=["a"])
+    with MessageStore.open(path) as store:
+        wanted = [raw, raw + memoryview(items)[::2].tobytes() + b"end", raw, b""]
+        assert [one.content for one in store.get_many("a", 9)] == wanted

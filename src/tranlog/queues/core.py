@@ -554,6 +554,8 @@ def sections_of(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[byt
     kept = bytearray()
     for piece in pieces:
         view = memoryview(piece)
+        if len(view) != view.nbytes:  # its items are no bytes
+            view = memoryview(view.tobytes())
         while len(kept) + len(view) >= size:
             wanted = size - len(kept)
             yield bytes(kept) + bytes(view[:wanted])

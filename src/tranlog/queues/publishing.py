@@ -49,7 +49,8 @@ class MessagePublishing:
         _check_stamps(expires_at, priority)
         whole = content if type(content) is bytes and not header else None
         if isinstance(content, _BYTES):
-            length, content = len(content), (content,)
+            length = content.nbytes if isinstance(content, memoryview) else len(content)
+            content = (content,)
         elif length is None:
             raise ValueError("content in parts needs its length")
         else:
@@ -95,8 +96,8 @@ class MessagePublishing:
         """Put messages on queues; see `MessageStore.publish_many`."""
         core, names = self._core, names_of(queues)
         _check_stamps(expires_at, priority)
-        if len(names) == 1 and len(header) + max(map(len, contents), default=0) <= core.section_bytes:
-            raws = [header + one for one in contents]  # bytes, whatever they were
+        raws = [header + one for one in contents] if len(names) == 1 else []  # bytes, whatever they were
+        if len(names) == 1 and max(map(len, raws), default=0) <= core.section_bytes:
             with core.journal.lock, core.journal:
                 stored, _ = self._ids(names, transient=False)
                 if stored:
