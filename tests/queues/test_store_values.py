@@ -52,6 +52,7 @@ def _in_a_branch(store: MessageStore, call: Callable[[Any], object]) -> None:
         lambda store: store.publish([b"x" * 200_000], length=2e5, queues=["a"]),
         lambda store: store.publish([b"x" * 100_000, "text"], length=200_000, queues=["a"]),
         lambda store: store.publish("text", queues=["a"]),
+        lambda store: store.publish(iter(()), length=100_000, queues=["a"]),
         lambda store: store.publish(b"x", queues=[["a"]]),
         lambda store: store.publish(b"x", queues=["a", 7]),
         lambda store: store.publish(b"x", queues=b"a"),

@@ -205,7 +205,7 @@ class MessagePublishing:
         try:
             with journal.lock, journal:
                 ids = stored, kept = self._ids(names, transient)
-            section = next(sections)
+            section = next(sections, b"")
             for following in sections:
                 _check_length(got + len(section) + 1, total, least=0)
                 got += len(section)
