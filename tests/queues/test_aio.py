@@ -103,3 +103,19 @@ def test_what_a_cancelled_task_took_is_on_its_queue_again(tmp_path: Path) -> Non
                     await asyncio.sleep(0.01)
 
     run(work())
+
+
+@pytest.mark.parametrize("transient", [False, True])
+def test_a_task_that_waits_on_a_queue_is_told_that_it_was_deleted(tmp_path: Path, transient: bool) -> None:
+    """Also where the queue is empty, so that its end writes nothing for which a sync would wake anybody."""
+
+    async def work() -> None:
+        async with AsyncStore(opened(tmp_path)) as store:
+            store.store.declare("b", transient=transient)
+            waiting = asyncio.create_task(store.get("b", timeout_s=None))
+            await asyncio.sleep(0.05)
+            store.store.delete("b")
+            with pytest.raises(UnknownQueueError):
+                await waiting
+
+    run(work())

@@ -57,6 +57,7 @@ class StoreDefinitions:
             self._core.catalogue_changed()
             with self._journal:
                 self._core.drop_queue(found.id)
+            self._journal.changed.tell()  # whoever waits for its next message
         self.sync()
 
     def declare_exchange(self, exchange: str, kind: str, *, alternate: str | None = None) -> int:
