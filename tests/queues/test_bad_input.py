@@ -380,6 +380,66 @@ def test_a_full_disk_lets_whatever_makes_room(machine: Machine, full: MessageSto
         assert {queue: count for queue, (count, _) in store.queues().items()} == waiting
 
 
+def test_what_makes_no_room_does_not_take_that_of_answers(full: MessageStore) -> None:
+    for _ in range(500):
+        full.requeue(take(full, "a"))
+    for number in range(100):
+        with pytest.raises(DiskFullError):
+            full.publish_once("p", number, b"x", queues=[])
+    assert drain(full, "a") == [b"1", b"2"] and len(drain(full, "b")) > 5
+
+
+@pytest.fixture
+def stuffed(machine: Machine) -> Iterator[MessageStore]:
+    """A store with no room for an answer either: those of a fan-out free nothing."""
+    with machine.opened() as store:
+        store.declare("c")
+        store.publish(b"late", queues=["c"], expires_at=machine.clock.now_ms() + 1_000)
+        for _ in range(300):
+            store.publish(b"w", queues=["b", "c"], wait=False)
+        store.sync()
+        machine.disk.room = 0
+        with suppress(DiskFullError):
+            while True:
+                store.publish(b"w", queues=["b", "c"])
+        yield store
+        machine.disk.room = None
+
+
+def leave_no_room(store: MessageStore) -> None:
+    with suppress(DiskFullError):
+        while True:
+            store.ack(take(store, "b"))
+
+
+def roll_back(store: MessageStore) -> Callable[[], object]:
+    transaction = store.transaction()
+    transaction.ack(*store.get_many("a", 2))
+    return transaction.rollback
+
+
+def close_session(store: MessageStore) -> Callable[[], object]:
+    session = store.session()
+    session.tpc_begin(b"open")
+    session.ack(*store.get_many("a", 2))
+    return session.close
+
+
+def requeue(store: MessageStore) -> Callable[[], object]:
+    found = store.get_many("a", 2)
+    return lambda: store.requeue(*found)
+
+
+@pytest.mark.parametrize("begin", [roll_back, close_session, requeue])
+def test_what_comes_back_on_a_disk_without_any_room_is_on_its_queue(
+    stuffed: MessageStore, begin: Callable[[MessageStore], Callable[[], object]]
+) -> None:
+    come_back = begin(stuffed)
+    leave_no_room(stuffed)
+    come_back()
+    assert [(one.content, one.attempts) for one in stuffed.peek("a", 9)] == [(b"1", 1), (b"2", 1)]
+
+
 def test_a_store_that_finds_the_disk_full_is_opened_later(machine: Machine) -> None:
     """With whatever room: it is opened, or says what is full, and nothing is lost."""
     told = []

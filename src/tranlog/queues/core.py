@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
@@ -375,9 +376,10 @@ class StoreCore:
         self.state.delete(message.id)
 
     def delete(self, message: Message, need: Need = Need.DRAIN) -> None:
-        """Delete a message that is on no queue."""
-        self.journal.admit(OVERHEAD, need)
-        self.journal.put(DELETE, WHOLE, message.id, b"")
+        """Delete a message that is on no queue. If there is no room to write that, the next opening deletes it."""
+        with suppress(DiskFullError):
+            self.journal.admit(OVERHEAD, need)
+            self.journal.put(DELETE, WHOLE, message.id, b"")
         self.forget(message)
 
     def dequeue(self, message: Message, place: QueuePlace, reason: int, row: QueueRow | None = None) -> None:
@@ -409,13 +411,13 @@ class StoreCore:
             journal.put(DELETE, LAST, message.id, b"")
 
     def come_back(self, message: Message, place: QueuePlace) -> None:
-        """Return a taken message to its queue, and count the attempt."""
-        attempts = place.attempts + 1
+        """Return a taken message to its queue, and count the attempt: in memory alone where the disk is full."""
+        place.attempts += 1
         if not message.transient:
-            self.journal.admit(OVERHEAD + records.ATTEMPT_BODY.size, Need.DRAIN)
-            body = records.ATTEMPT_BODY.pack(place.queue_id, attempts)
-            self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
-        place.attempts = attempts  # as the record says it
+            with suppress(DiskFullError):
+                self.journal.admit(OVERHEAD + records.ATTEMPT_BODY.size, Need.PUBLISH)  # it makes no room
+                body = records.ATTEMPT_BODY.pack(place.queue_id, place.attempts)
+                self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
         row = self.row(place.queue_id)
         row.add(message, place)
         row.counts.requeued += 1

@@ -131,7 +131,7 @@ class MessagePublishing:
         if queues:
             return core.publish_small(header_length, raw, queues, expires_at, priority, once, wait)
         if once is not None:
-            core.journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+            core.journal.admit(POSITION_BYTES_MOST, Need.PUBLISH)
             core.stand(once, WHOLE)
         return None
 

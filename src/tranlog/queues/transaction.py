@@ -11,6 +11,7 @@ Extensions".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -196,15 +197,12 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
         else:
             counts.acknowledged += 1
     gone = [one for one in messages if not one.places and core.state.messages.get(one.id) is not None]
-    try:
-        for message in gone:
-            core.delete(message, need)
+    for message in gone:
+        core.delete(message, need)
+    with suppress(DiskFullError):  # the outcome is in the log
         core.journal.admit(2 * OVERHEAD, need)
         core.journal.put(END_TX, WHOLE, transaction.id, b"")
         core.journal.put(DELETE_TX, WHOLE, transaction.id, b"")
-    except DiskFullError:  # the outcome is in the log; the next opening deletes what is on no queue
-        for message in gone:
-            core.forget(message)
     core.journal.changed.tell()
 
 
