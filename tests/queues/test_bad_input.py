@@ -440,6 +440,36 @@ def test_what_comes_back_on_a_disk_without_any_room_is_on_its_queue(
     assert [(one.content, one.attempts) for one in stuffed.peek("a", 9)] == [(b"1", 1), (b"2", 1)]
 
 
+def test_what_has_expired_is_in_nobodys_way_on_a_disk_without_any_room(machine: Machine, stuffed: MessageStore) -> None:
+    leave_no_room(stuffed)
+    machine.clock.advance(2)
+    assert [one.content for one in stuffed.get_many("c", 3)] == [b"w"] * 3
+    assert stuffed.queues()["c"][1] == 3
+
+
+def test_a_queue_that_is_deleted_on_a_disk_without_any_room_frees_its_containers(
+    machine: Machine, stuffed: MessageStore
+) -> None:
+    """The next opening knows it by the catalogue: nothing has to be written about its messages."""
+    stuffed.tpc_rollback(b"xid")
+    drain(stuffed, "a")
+    leave_no_room(stuffed)
+    for name in ("b", "c"):
+        machine.disk.room = 20_000  # SQLite's journal takes 17,000 of it
+        stuffed.delete(name)
+        machine.disk.room = 0
+    assert len(stuffed._core.state.messages) == 0
+    for _ in range(100):
+        stuffed.publish(b"w" * 900, queues=["a"])
+        assert len(drain(stuffed, "a")) == 1
+    stuffed.sync()
+    stuffed._catalogue.close()
+    machine.disk.kill()
+    machine.disk.room = None
+    with machine.opened() as store:
+        assert store.queues() == {"a": (0, 0)} and not store.recovered.messages
+
+
 def test_a_store_that_finds_the_disk_full_is_opened_later(machine: Machine) -> None:
     """With whatever room: it is opened, or says what is full, and nothing is lost."""
     told = []

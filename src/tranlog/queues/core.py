@@ -57,6 +57,8 @@ _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
 _PUBLISH_BYTES = _START_BYTES + _ENQUEUE_BYTES
 _DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
+_STANDING = (QUEUE_GONE, EXPIRED)
+"""Reasons that the next opening finds again, if there is no room to write that a message left for one of them."""
 _RUN_BYTES = 256 * 1024
 """So much is put at once of what is published together."""
 
@@ -386,7 +388,11 @@ class StoreCore:
         """Remove a message from a queue for good, and delete it with its last place. `row`: it is first there."""
         last = len(message.places) == 1
         if not message.transient:
-            self._put_dequeue(message, place, reason, last=last)
+            try:
+                self._put_dequeue(message, place, reason, last=last)
+            except DiskFullError:
+                if reason not in _STANDING:
+                    raise
         if row is not None:
             row.take()
         known = self._rows.get(place.queue_id)

@@ -195,7 +195,7 @@ class QueueJournal:
         each, checkpoint = self.files.container_bytes, self._checkpoint_bytes()
         kept = kept_back(need, room_of_one(each, checkpoint), self.reserved)
         while room(each, self.buffer.end, len(self.ahead), checkpoint) - kept < size + SYNC_BYTES:
-            if not self._grow():
+            if not (self._grow() or self._free_now()):
                 if not self._state.live:  # the newest is free, too, once the next one is begun
                     kept = kept_back(Need.DRAIN, 0, self.reserved)
                     if room(each, self.buffer.end, len(self.ahead), checkpoint) - kept >= size + SYNC_BYTES:
@@ -290,6 +290,13 @@ class QueueJournal:
             raise self.stop_for(exc, "adding a container") from exc
         self.ahead.append(number)
         return True
+
+    def _free_now(self) -> bool:
+        """Free the containers that are not needed, if no sync is due before; return whether there was one."""
+        lowest = self.files.in_use[0]
+        if self.durable == self.place:
+            self.give_back(self._state.lowest(self.buffer.number))
+        return self.files.in_use[0] > lowest
 
     def _roll(self, size: int) -> None:
         """Go on in the next container, for a record of `size` bytes. What is put so far is durable then."""
