@@ -154,6 +154,24 @@ def test_a_queue_deleted_meanwhile_stops_what_publishes_there(store: MessageStor
     assert contents(store, "b") == [b"x"]
 
 
+def test_a_context_whose_commit_is_refused_is_rolled_back(store: MessageStore) -> None:
+    store.publish(b"one", queues=["a"])
+    transaction = store.transaction()
+
+    def work() -> None:
+        with transaction:
+            transaction.ack(take(store, "a"))
+            transaction.publish(b"two", queues=["b"])
+            transaction.publish(b"x" * 9_000, queues=["b"])
+            store.delete("b")
+
+    with pytest.raises(UnknownQueueError):
+        work()
+    assert contents(store, "a") == [b"one"] and len(store._core.state.messages) == 1
+    with pytest.raises(TransactionStateError):
+        transaction.rollback()
+
+
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize("restarts", [0, 1, 3])
 def test_what_is_prepared_waits_for_its_outcome(machine: Machine, commits: bool, restarts: int) -> None:

@@ -286,12 +286,12 @@ class StoreTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._over:
-            return
-        if kind is None:
-            self.commit()
-        elif self._store._journal.is_open:
-            self.rollback()
+        try:
+            if kind is None and not self._over:
+                self.commit()
+        finally:
+            if not self._over and self._store._journal.is_open:
+                self.rollback()
 
 
 class BranchSession:
