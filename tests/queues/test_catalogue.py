@@ -122,6 +122,8 @@ def test_a_name_that_none_can_have_is_refused(catalogue: Catalogue, name: str) -
         catalogue.declare_queue(name)
     with pytest.raises(DeclaredOtherwiseError, match="its name"):
         catalogue.declare_exchange(name, "direct")
+    with pytest.raises(DeclaredOtherwiseError, match="its alternate"):
+        catalogue.declare_exchange("x", "direct", alternate=name)
     assert catalogue.counter == counter
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tranlog.errors import QueueError
+from tranlog.errors import DeclaredOtherwiseError, QueueError, UnknownQueueError
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
 
@@ -105,6 +105,15 @@ def test_what_is_of_no_use_is_refused_and_changes_nothing(
     assert len(store._core.state.messages) == 1 and not store._core.held
     store.publish(b"y", queues=["a"])
     assert [one.content for one in store.get_many("a", 9)] == [b"kept", b"y"]
+
+
+@pytest.mark.parametrize("name", ["", "ü" * 128, "\ud800"])
+def test_a_producer_has_a_name_that_any_other_thing_can_have(store: MessageStore, name: str) -> None:
+    with pytest.raises(DeclaredOtherwiseError, match="its name"):
+        store.publish_once(name, 1, b"x", queues=["a"])
+    with pytest.raises(UnknownQueueError, match="producer"):
+        store.forget_producer(name)
+    assert store.producers() == {}
 
 
 def test_content_in_items_of_several_bytes_is_stored_by_its_bytes(tmp_path: Path) -> None:

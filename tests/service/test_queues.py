@@ -86,7 +86,7 @@ def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
     assert mail("in-doubt", "list", path)[1] == "xid\ntransfer 7\n0xff\n"
     assert mail("list", path)[1].split() == ["queue", "waiting", "kind", "a", "30", "durable", "b", "0", "durable"]
     assert mail("in-doubt", "commit", path, "transfer 7") == (0, "committed transfer 7\n", "")
-    assert mail("in-doubt", "rollback", path, "0xff")[0] == 0
+    assert mail("in-doubt", "rollback", path, os.fsdecode(b"\xff")) == (0, "rolled back 0xff\n", "")
     assert mail("in-doubt", "list", path)[1] == ""
     assert mail.json("list", path) == {
         "queues": [{"name": "a", "waiting": 30, "transient": False}, {"name": "b", "waiting": 1, "transient": False}]
@@ -94,6 +94,8 @@ def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
     code, _, err = mail("in-doubt", "commit", path, "nobody's")
     assert code == 3 and "not known" in err
     assert mail("in-doubt", "commit", path, "0xzz")[0] == 2
+    code, _, err = mail("in-doubt", "commit", path, os.fsdecode(b"\xfe"))
+    assert code == 3 and "not known" in err
 
 
 def test_how_a_store_stands_is_told(mail: Mail) -> None:
@@ -167,6 +169,8 @@ def test_producers_are_listed_and_removed(mail: Mail, monkeypatch: pytest.Monkey
     assert mail.json("producer", "list", path) == {"producers": []}
     code, _, err = mail("producer", "remove", path, "till-3", "-y")
     assert code == 1 and "there is no producer 'till-3'" in err
+    code, _, err = mail("producer", "remove", path, os.fsdecode(b"\xff"), "-y")
+    assert code == 1 and "there is no producer" in err
     with mail.open() as store:
         assert store.publish_once("till-3", 7, b"x", queues=["a"]) is not None
 

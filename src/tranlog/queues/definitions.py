@@ -154,13 +154,12 @@ class StoreDefinitions:
 
     def forget_producer(self, name: str) -> None:
         """Forget a producer: its numbers start again. Durable on return. Raises UnknownQueueError."""
-        step = ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN))
         with self._journal.lock, self._journal:
             self._journal.check_open()
-            if step.name not in self._core.state.positions:
+            if name not in self.producers():
                 raise UnknownQueueError(what=f"producer {name!r}")
             self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
-            self._core.stand(step, WHOLE)
+            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
         self.sync()
 
 

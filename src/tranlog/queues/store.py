@@ -26,13 +26,13 @@ from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
 from tranlog.queues.core import Delivery, StoreCore
 from tranlog.queues.definitions import StoreDefinitions
+from tranlog.queues.files.catalogue import why_no_name
 from tranlog.queues.opening import Connect, OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
 from tranlog.queues.rules.records import (
     ACKED,
-    PRODUCER_BYTES_MOST,
     REJECTED,
     NamedPosition,
     ProducerStep,
@@ -284,15 +284,14 @@ class MessageStore(StoreDefinitions):
         Numbers rise. Returns None for a number that is not above all before it, which is a repeat, or if no queue is
         routed to. Raises as `publish`; DeclaredOtherwiseError for an invalid name; ValueError for an invalid number.
         """
-        raw = name.encode()
-        if not 0 < len(raw) <= PRODUCER_BYTES_MOST:
-            why = f"its name has {len(raw)} bytes, not 1 to {PRODUCER_BYTES_MOST}"
+        why = why_no_name("name", name)
+        if why is not None:
             raise DeclaredOtherwiseError(what=f"producer {name!r}", why=why)
         if not 0 <= index(number) < 1 << 63:
             raise ValueError(f"a number is 0 to 2^63 - 1, not {number}")
         if queues is None:
             queues = self.route(exchange, key, headers)
-        once = ProducerStep(raw, NamedPosition(number))
+        once = ProducerStep(name.encode(), NamedPosition(number))
         message = self._publishing.publish(content, queues, length, header, expires_at, priority, once)
         return None if message is None else message.id
 

@@ -316,6 +316,8 @@ class Catalogue:
         known = self.exchanges.get(name)
         if known is None:
             _check_text(f"exchange {name!r}", "name", name)
+            if alternate is not None:
+                _check_text(f"exchange {name!r}", "alternate", alternate)
             row = (self._new_id, name, kind, alternate, arguments)
             self._change((f"insert into exchange({_COLUMNS['exchange']}) values (?, ?, ?, ?, ?)", *row))
             return self.exchanges[name]

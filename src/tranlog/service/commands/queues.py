@@ -7,6 +7,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
@@ -224,7 +225,7 @@ def _text(xid: bytes) -> str:
 
 def _xid(text: str) -> bytes:
     if not text.startswith("0x"):
-        return text.encode()
+        return os.fsencode(text)
     try:
         return bytes.fromhex(text[2:])
     except ValueError as exc:
@@ -284,8 +285,10 @@ def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
 
 
 def _decide(directory: str, xid: str, outcome: str, as_json: bool) -> None:
+    raw = _xid(xid)
     with store_part(directory, open_by_hand) as store:
-        store.decide(Decide(xid=_xid(xid), commit=outcome == "committed"))
+        store.decide(Decide(xid=raw, commit=outcome == "committed"))
+    xid = _text(raw)
     if as_json:
         print_json({"xid": xid, "outcome": outcome})
         return
