@@ -146,7 +146,9 @@ def test_what_is_no_type_and_no_match_is_told() -> None:
     assert "'odd' is none of" in str(check_exchange("odd"))
     assert check_arguments("headers", {"x-match": "any"}) is None
     assert check_arguments("topic", {"x-match": "odd"}) is None
-    assert "'odd' is none of" in str(check_arguments("headers", {"x-match": "odd"}))
+    odds: list[object] = ["odd", ["all"], {}, None]
+    for odd in odds:
+        assert f"{odd!r} is none of" in str(check_arguments("headers", {"x-match": odd}))
 
 
 class CountedBinding:

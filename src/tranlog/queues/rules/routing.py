@@ -106,7 +106,7 @@ def check_exchange(kind: str) -> str | None:
 def check_arguments(kind: str, arguments: Headers) -> str | None:
     """Return what is wrong with a binding's arguments; None if they are valid."""
     match = arguments.get("x-match", "all")
-    if kind == HEADERS and match not in _MATCHES:
+    if kind == HEADERS and (not isinstance(match, str) or match not in _MATCHES):
         return f"its x-match {match!r} is none of {', '.join(_MATCHES)}"
     return None
 
