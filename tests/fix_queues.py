@@ -475,7 +475,8 @@ class QueueLife:
         """Move messages forward, whether that is worth it or not."""
         core = self.store._core
         with core.journal.lock, core.journal:
-            movable, _, _ = core.state.pinning(core.state.lowest(core.journal.buffer.number))
+            lowest = core.state.lowest(core.journal.buffer.number)
+            movable, _, _ = core.state.pinning(lowest, core.journal.files.container_bytes)
             for message in movable:
                 move(core.journal, core.state, core.section, message)
 

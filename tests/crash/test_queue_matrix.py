@@ -204,7 +204,9 @@ def moved(store: MessageStore) -> None:
     """What stands in the lowest container is written again, and the container given back."""
     core = store._core
     with core.journal.lock, core.journal:
-        movable, fixed, undecided = core.state.pinning(core.state.lowest(core.journal.buffer.number))
+        movable, fixed, undecided = core.state.pinning(
+            core.state.lowest(core.journal.buffer.number), core.journal.files.container_bytes
+        )
         assert movable and not fixed and not undecided
         for message in movable:
             move(core.journal, core.state, core.section, message)

@@ -31,7 +31,7 @@ def tidy(journal: QueueJournal, state: QueueState, section: ReadsSection, count:
     if not _worth_emptying(journal, state):
         return
     lowest = state.lowest(0)
-    movable, fixed, undecided = state.pinning(lowest, count)
+    movable, fixed, undecided = state.pinning(lowest, journal.files.container_bytes, count)
     held = min(
         (lsn_segment(place) for place in (*(one.stands for one in fixed), *(one.id for one in undecided))),
         default=lowest + count,

@@ -19,7 +19,8 @@ from tranlog.queues.waiting import QueueCounts
 class Pinned(NamedTuple):
     """What stands in the oldest container and cannot be moved: `what` is "message", "branch" or "transaction".
 
-    A message is still being published, or an open transaction uses it; a branch is in doubt: decide it.
+    A message is still being published, or an open transaction uses it, or it is on more queues than one record names;
+    a branch is in doubt: decide it.
     `age_ms` is None if it is not known. `held_bytes`: the size of the containers after it.
     """
 
@@ -70,7 +71,7 @@ def pinned_in(
 ) -> list[Pinned]:
     """Return what keeps the oldest container from being emptied. `newest`: the number of the newest one."""
     lowest = state.lowest(newest)
-    _, messages, undecided = state.pinning(lowest)
+    _, messages, undecided = state.pinning(lowest, container_bytes)
     held_bytes = (newest - lowest) * container_bytes
     found = [Pinned("branch" if one.xid else "transaction", one.id, one.xid, (), None, held_bytes) for one in undecided]
     for one in messages:

@@ -12,7 +12,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from tranlog.queues.rules.records import HEADER_BYTES, NEXT_BYTES, OVERHEAD, PROOF_BODY
+from tranlog.queues.rules.records import (
+    HEADER_BYTES,
+    MOVE_BODY,
+    MOVE_PLACE,
+    NEXT_BYTES,
+    OVERHEAD,
+    PROOF_BODY,
+    SECTION_BYTES,
+)
 
 LEAST_KEPT = 3
 """So many containers are never removed."""
@@ -57,6 +65,13 @@ def kept_back(need: Need, container_room: int, outcomes: int) -> int:
 def largest_section(container_bytes: int, wanted: int) -> int:
     """Return how much content one record holds: `wanted`, or a fair part of a small container."""
     return min(wanted, (container_bytes - HEADER_BYTES) // 3)
+
+
+def can_be_moved(total_length: int, places: int, container_bytes: int) -> bool:
+    """Whether the Move of a message on so many queues has room in any container, behind the longest Checkpoint."""
+    section = largest_section(container_bytes, SECTION_BYTES)
+    size = OVERHEAD + MOVE_BODY.size + places * MOVE_PLACE.size + min(total_length, section)
+    return size + SYNC_BYTES <= room_of_one(container_bytes, OVERHEAD + PROOF_BODY.size + 2 + section)
 
 
 def to_be_emptied(full: int, live_bytes: int, container_bytes: int, initial: int) -> bool:

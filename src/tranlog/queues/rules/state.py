@@ -15,6 +15,7 @@ from mypy_extensions import mypyc_attr
 
 from tranlog.ids import Lsn, lsn_segment, lsn_text
 from tranlog.queues.rules import records
+from tranlog.queues.rules.containers import can_be_moved
 from tranlog.queues.rules.records import PART_FORGOTTEN, NamedPosition, QueueRecord
 
 NO_LSN = Lsn(0)
@@ -230,7 +231,9 @@ class QueueState:
         """Return the number of the lowest container that is still needed."""
         return next(iter(self.live), otherwise)  # they come in the order of their numbers
 
-    def pinning(self, number: int, count: int = 1) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
+    def pinning(
+        self, number: int, container_bytes: int, count: int = 1
+    ) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
         """Return the contents of `count` containers: messages that can be moved, others, undecided transactions.
 
         Those that can be moved are in the order of their places.
@@ -241,7 +244,8 @@ class QueueState:
         for message in self.messages.values():
             if lsn_segment(message.stands) in numbers:
                 free = message.complete and message.places and all(place.free for place in message.places)
-                (movable if free else fixed).append(message)
+                fits = can_be_moved(message.total_length, len(message.places), container_bytes)
+                (movable if free and fits else fixed).append(message)
         started = (one for one in self.transactions.values() if one.started)
         movable.sort(key=lambda one: one.stands)
         return movable, fixed, [one for one in started if lsn_segment(one.id) in numbers]
