@@ -375,6 +375,32 @@ def test_a_session_that_is_closed_dooms_its_branch(store: MessageStore) -> None:
     store.session().tpc_begin(b"x")
 
 
+def test_a_session_that_is_closed_holds_nothing_of_what_it_suspended(store: MessageStore) -> None:
+    for content in (b"1", b"2"):
+        store.publish(content, queues=["a"])
+    session = store.session()
+    for xid in (b"x", b"y"):
+        session.tpc_begin(xid)
+        session.ack(take(store, "a"))
+        session.tpc_end(suspend=True)
+    session.close()
+    assert contents(store, "a") == [b"1", b"2"]
+
+
+def test_a_branch_that_failed_is_undone_when_its_time_is_over(machine: Machine, store: MessageStore) -> None:
+    store.publish(b"x", queues=["a"])
+    session = store.session()
+    session.tpc_begin(b"x")
+    session.ack(take(store, "a"))
+    session.tpc_end(fail=True)
+    machine.clock.advance(59)
+    assert contents(store, "a") == []
+    machine.clock.advance(2)
+    assert contents(store, "a") == [b"x"]
+    with pytest.raises(TransactionStateError, match="ended it as failed"):
+        session.tpc_prepare()
+
+
 def test_a_branch_is_undone_when_its_time_is_over(machine: Machine, store: MessageStore) -> None:
     """dtx.py: get_timeout, set_timeout."""
     store.publish(b"x", queues=["a"])

@@ -426,9 +426,7 @@ class BranchSession:
             return self._branches.timeout(self._xid)
 
     def close(self) -> None:
-        """End the session. Its branch can only be rolled back then, and is, if no other session works in it."""
+        """End the session. Its branches can only be rolled back then, and are, if no other session works in them."""
         with self._store._deciding(self._xid) as core:
-            self._branches.leave(self)
-            found = self._branches.find(self._xid)
-            if found is not None and found.doomed and not found.sessions:
-                found.work.undo(core)
+            for work in self._branches.leave(self):
+                work.undo(core)

@@ -26,10 +26,10 @@ class CallRefused(Exception):
 class Branch(Generic[W]):
     """A branch that is not prepared. `sessions`: the sessions in it; True for one that has suspended its part.
 
-    `doomed`: the reason why it can only be rolled back; empty while it can be committed.
+    `doomed`: the reason why it can only be rolled back; empty while it can be committed. `over`: its time is.
     """
 
-    __slots__ = ("begun_at", "doomed", "sessions", "timeout_s", "work", "xid")
+    __slots__ = ("begun_at", "doomed", "over", "sessions", "timeout_s", "work", "xid")
 
     def __init__(self, xid: bytes, work: W, begun_at: float) -> None:
         self.xid = xid
@@ -37,6 +37,7 @@ class Branch(Generic[W]):
         self.begun_at = begun_at
         self.timeout_s = TIMEOUT_S
         self.doomed = ""
+        self.over = False
         self.sessions: dict[Hashable, bool] = {}
 
 
@@ -111,11 +112,15 @@ class Branches(Generic[W]):
             found.doomed = found.doomed or "a session ended it as failed"
         del found.sessions[session]
 
-    def leave(self, session: Hashable) -> None:
-        """End a session: the branches in which it works, or which it has suspended, can only be rolled back."""
+    def leave(self, session: Hashable) -> list[W]:
+        """End a session: the branches in which it works, or which it has suspended, can only be rolled back.
+
+        Return the work of those in which nobody works any more, which the caller undoes.
+        """
         for branch in self._branches.values():
             if branch.sessions.pop(session, None) is not None:
                 branch.doomed = branch.doomed or "a session that worked in it was closed"
+        return [one.work for one in self._branches.values() if one.doomed and not one.sessions]
 
     def to_decide(self, xid: bytes, *, commit: bool) -> Branch[W]:
         """Return a branch whose sessions have all ended their part, for prepare and one-phase commit, or rollback."""
@@ -141,8 +146,9 @@ class Branches(Generic[W]):
         return self._known(xid).timeout_s
 
     def expire(self, now: float) -> list[W]:
-        """Doom the branches that have timed out; return their work, which the caller undoes."""
-        over = [one for one in self._branches.values() if now - one.begun_at > one.timeout_s and not one.doomed]
+        """Doom the branches that have timed out; return their work, once, which the caller undoes."""
+        over = [one for one in self._branches.values() if now - one.begun_at > one.timeout_s and not one.over]
         for branch in over:
-            branch.doomed = f"its {branch.timeout_s:g} seconds were over"
+            branch.over = True
+            branch.doomed = branch.doomed or f"its {branch.timeout_s:g} seconds were over"
         return [branch.work for branch in over]
