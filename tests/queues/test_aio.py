@@ -13,6 +13,7 @@ from tranlog.errors import LogClosedError, UnknownQueueError
 from tranlog.queues.aio import AsyncStore
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
+from tranlog.testing.clock import ManualClock
 
 SMALL = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
 PATIENCE_S = 60.0
@@ -117,5 +118,27 @@ def test_a_task_that_waits_on_a_queue_is_told_that_it_was_deleted(tmp_path: Path
             store.store.delete("b")
             with pytest.raises(UnknownQueueError):
                 await waiting
+
+    run(work())
+
+
+def test_a_task_takes_what_a_branch_held_whose_time_is_over(tmp_path: Path) -> None:
+    """Nobody calls the store meanwhile."""
+    clock = ManualClock()
+
+    async def work() -> None:
+        made = MessageStore.open(tmp_path / "mail", options=SMALL, clock=clock)
+        made.declare("a")
+        made.publish(b"one", queues=["a"])
+        session, delivery = made.session(), made.get("a")
+        assert delivery is not None
+        session.tpc_begin(b"xid")
+        session.ack(delivery)
+        async with AsyncStore(made) as store:
+            waiting = asyncio.create_task(store.get("a", timeout_s=None))
+            await asyncio.sleep(0.05)
+            clock.advance(61)
+            found = await waiting
+            assert found is not None and found.content == b"one"
 
     run(work())

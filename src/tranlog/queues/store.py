@@ -20,7 +20,7 @@ import msgspec
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import DeclaredOtherwiseError, TransactionStateError
+from tranlog.errors import DeclaredOtherwiseError, DiskFailedError, TransactionStateError
 from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
@@ -348,9 +348,12 @@ class MessageStore(StoreDefinitions):
             except CallRefused as exc:
                 raise TransactionStateError(what=f"transaction {xid!r}", why=str(exc)) from exc
 
-    def _expire(self) -> None:
-        for work in self._branches.expire(self._clock.monotonic()):
+    def _expire(self) -> bool:
+        """Undo the branches whose time is over; return whether there were any."""
+        over = self._branches.expire(self._clock.monotonic())
+        for work in over:
             work.undo(self._core)
+        return bool(over)
 
     def monotonic(self) -> float:
         """Return the store's clock, for timeouts."""
@@ -395,10 +398,15 @@ class MessageStore(StoreDefinitions):
 
     def watch(self, wake: Callable[[], object]) -> None:
         """Call `wake` whenever a message may have come to a queue, until the store is closed. The lock is held then."""
-        with self._journal.lock:
-            while self._journal.is_open:
-                wake()
-                self._journal.changed.wait()
+        journal, told = self._journal, True
+        with journal.lock:
+            while journal.is_open:
+                if told:
+                    wake()
+                told = journal.changed.wait(_LOOK_S)
+                if not told and journal.is_open:
+                    with contextlib.suppress(DiskFailedError), journal:  # which has closed the store
+                        told = self._expire()
 
     def consume(self, queue: str) -> Iterator[Delivery]:
         """Yield the messages of a queue, one after the other, without end; wait for the next one. Raises as `get`."""

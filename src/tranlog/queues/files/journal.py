@@ -59,11 +59,11 @@ class Changes:
         if self._waiting:
             self._told.notify_all()
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait for `tell`, at most so many seconds. The lock is released meanwhile."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for `tell`, at most so many seconds; return whether it came. The lock is released meanwhile."""
         self._waiting += 1
         try:
-            self._told.wait(seconds)
+            return self._told.wait(seconds)
         finally:
             self._waiting -= 1
 
