@@ -160,8 +160,7 @@ class StoreCore:
         self.state = state
         self.catalogue = catalogue
         self.transient = transient
-        self.held: dict[QueuePlace, Delivery] = {}
-        """What was taken and not answered."""
+        self.held: dict[QueuePlace, Delivery] = {}  # what was taken and not answered
         self.put_back = PutBack()
         self._runs = RunWriter()
         self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)

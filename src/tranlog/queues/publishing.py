@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import index
+from typing import Any
 
 from tranlog.errors import UnknownQueueError
 from tranlog.queues.core import StoreCore, names_of, sections_of
@@ -91,7 +92,12 @@ class MessagePublishing:
         return message
 
     def publish_many(
-        self, contents: Sequence[bytes], queues: Sequence[str], header: bytes, expires_at: int, priority: int
+        self,
+        contents: Sequence[Any],  # bytes, a bytearray or a memoryview each
+        queues: Sequence[str],
+        header: bytes,
+        expires_at: int,
+        priority: int,
     ) -> list[Message]:
         """Put messages on queues; see `MessageStore.publish_many`."""
         core, names = self._core, names_of(queues)

@@ -284,13 +284,11 @@ class MessageStore(StoreDefinitions):
         Numbers rise. Returns None for a number that is not above all before it, which is a repeat, or if no queue is
         routed to. Raises as `publish`; DeclaredOtherwiseError for an invalid name; ValueError for an invalid number.
         """
-        why = why_no_name("name", name)
-        if why is not None:
+        if why := why_no_name("name", name):
             raise DeclaredOtherwiseError(what=f"producer {name!r}", why=why)
         if not 0 <= index(number) < 1 << 63:
             raise ValueError(f"a number is 0 to 2^63 - 1, not {number}")
-        if queues is None:
-            queues = self.route(exchange, key, headers)
+        queues = self.route(exchange, key, headers) if queues is None else queues
         once = ProducerStep(name.encode(), NamedPosition(number))
         message = self._publishing.publish(content, queues, length, header, expires_at, priority, once)
         return None if message is None else message.id
