@@ -121,6 +121,10 @@ def test_every_origin_may_give_the_kind_of_source(tmp_path: Path, secrets: Path)
             "TRANLOG_PIPELINE__CHANELS: pipeline.chanels = '(hidden)': unknown key; did",
         ),
         ({"TRANLOG_PIPLINE__CHANNELS": "4"}, "TRANLOG_PIPLINE__CHANNELS = '(hidden)': unknown key; did you mean 'pipe"),
+        (
+            {"TRANLOG_PIPELINE_CHANNELS": "4"},
+            "TRANLOG_PIPELINE_CHANNELS = '(hidden)': two underscores part a section from its key: PIPELINE__CHANNELS",
+        ),
         ({"TRANLOG_PIPELINE__DDL": "stop"}, "TRANLOG_PIPELINE__DDL: pipeline.ddl = 'stop': unknown key; it belongs to"),
         ({"TRANLOG_PIPELINE__CHANNELS": "0"}, "TRANLOG_PIPELINE__CHANNELS: pipeline.channels = 0: must be 1 to"),
         ({"TRANLOG_PIPELINE__CHANNELS": "x"}, "TRANLOG_PIPELINE__CHANNELS: pipeline.channels = 'x': input should be"),

@@ -248,6 +248,10 @@ class Reading:
         for origin, name, text in texts:
             section, between, name = name.lower().partition(BETWEEN)
             if not between and section not in NAMES:
+                section, _, name = section.partition("_")
+                if name in self.keys.get(section, ()):
+                    why = f"two underscores part a section from its key: {(section + BETWEEN + name).upper()}"
+                    raise ConfigError(option=origin, value="(hidden)", why=why)
                 continue  # a variable that is none of the configuration's
             if section not in NAMES:
                 raise ConfigError(option=origin, value="(hidden)", why=f"unknown key; {_nearest(section, NAMES)}")
