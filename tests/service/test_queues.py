@@ -196,7 +196,8 @@ def test_what_is_no_store_is_told(mail: Mail, tmp_path: Path) -> None:
     code, _, err = mail("verify", str(tmp_path))
     assert code == 4 and "holds no container" in err
     assert mail("dump", str(mail.path), "--stream", "odd")[0] == 2
-    assert mail("dump", str(mail.path), "--object", "7")[0] == 2
+    for place in ("7", "0:0", f"1:{1 << 32}"):
+        assert mail("dump", str(mail.path), "--object", place)[0] == 2
 
 
 def test_a_store_is_copied_and_restored(mail: Mail, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 def _lsn_of(text: str) -> Lsn:
     number, colon, offset = text.partition(":")
-    if not (colon and number.isdecimal() and offset.isdecimal()) or max(int(number), int(offset)) >= 1 << 32:
+    if not (colon and number.isdecimal() and offset.isdecimal() and 0 < int(number) < 1 << 32 > int(offset)):
         raise typer.BadParameter("an LSN reads CONTAINER:OFFSET, as 3:4096", param_hint="--object")
     return lsn(int(number), int(offset))
 
