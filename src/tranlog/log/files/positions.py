@@ -248,6 +248,11 @@ class Hold:
     holder: str = ""
     applied_seqno: Seqno | None = None
 
+    @property
+    def of_pipeline(self) -> bool:
+        """Whether a pipeline wrote it, and no reader; False of a damaged one, which tells neither."""
+        return self.applied_seqno is not None
+
 
 @contextlib.contextmanager
 def _touching(path: str) -> Iterator[None]:
@@ -368,7 +373,7 @@ def hold(
 
 def _taken(found: Hold, *, by_pipeline: bool) -> str | None:
     """Return why whoever writes now may not replace a hold; None where it may, as where it cannot be read. Pure."""
-    if found.restart_seqno is None or by_pipeline is (found.applied_seqno is not None):
+    if found.restart_seqno is None or by_pipeline is found.of_pipeline:
         return None
     if by_pipeline:
         return (

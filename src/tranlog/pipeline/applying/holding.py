@@ -46,7 +46,7 @@ def keeps_no_rows(words: str) -> bool:
 
 def known_of(found: Hold | None, words: str) -> Known | None:
     """Return what a hold records of a pipeline for the target of this name; None: nothing, as of a reader's hold."""
-    if found is None or (found.restart_seqno is not None and found.applied_seqno is None):
+    if found is None or (found.restart_seqno is not None and not found.of_pipeline):
         return None
     if keeps_no_rows(words) or found.holder.startswith((_KEEPS_NO_ROWS, _NOTHING)):
         return None

@@ -32,7 +32,7 @@ def hold_json(one: Hold, *, running: bool) -> dict[str, object]:
         "name": one.name,
         "restart_seqno": one.restart_seqno,
         "applied_seqno": known,
-        "pipeline": one.applied_seqno is not None,
+        "pipeline": one.of_pipeline,
         "running": running,
         "holder": one.holder,
         "written_at": one.written_at,
@@ -47,7 +47,7 @@ def hold_lines(holds: list[tuple[Hold, bool]], now: int) -> Iterator[str]:
         if one.restart_seqno is not None:
             needs = f"seqno {max(one.restart_seqno, 0)} on"
         state = "runs" if running else f"written {(now - one.written_at) / 1000:.0f} s ago"
-        rows.append((one.name, needs, "reader" if one.applied_seqno is None else "pipeline", state, one.holder))
+        rows.append((one.name, needs, "pipeline" if one.of_pipeline else "reader", state, one.holder))
     return table_lines(("hold", "needs", "kind", "state", "holder"), rows) if rows else iter(())
 
 
