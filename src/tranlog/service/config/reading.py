@@ -202,7 +202,7 @@ class Reading:
     def _kinds(self) -> tuple[str, ...]:
         source = self.in_file.get("source")
         said = source.get("kind") if isinstance(source, dict) else ""
-        texts = (*self._variables(), *self._secrets())
+        texts = (*self._variables, *self._secrets)
         kind = next((text for _, name, text in texts if name.lower() == f"source{BETWEEN}kind"), said)
         return (kind,) if isinstance(kind, str) and kind in KINDS else ()
 
@@ -222,15 +222,17 @@ class Reading:
             section, _, name = dotted.partition(".")
             said.setdefault(section, {})[name] = value
             self.given[dotted] = Given(value=value, origin=option)
-        for values in (said, self._texts(self._variables()), self._texts(self._secrets()), self._from_file(settings)):
+        for values in (said, self._texts(self._variables), self._texts(self._secrets), self._from_file(settings)):
             yield InitSettingsSource(settings, values)
 
+    @cached_property
     def _variables(self) -> list[tuple[str, str, str]]:
-        """Return the variables that are ours: name, name without its beginning, and text."""
+        """The variables that are ours: name, name without its beginning, and text."""
         return [(name, name[len(PREFIX) :], text) for name, text in self.environ.items() if name.startswith(PREFIX)]
 
+    @cached_property
     def _secrets(self) -> list[tuple[str, str, str]]:
-        """Return the files in the folder of secrets: path, name and text."""
+        """The files in the folder of secrets, as they were at the first look: path, name and text."""
         folder = self.environ.get(SECRETS_DIR)
         if not folder:
             return []
