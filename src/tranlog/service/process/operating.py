@@ -111,6 +111,7 @@ class OperatingOptions:
         """Raise ConfigError for a port that may not be opened so, or that the files of TLS do not serve."""
         for option, address, _ in self.ports:
             check_exposure(option, address, self.exposure)
+        if self.ports:
             self.exposure.server_context()
 
     @property
