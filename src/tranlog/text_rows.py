@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, write_f64_be
 from mypy_extensions import i64
 
 from tranlog.varint import BYTES
@@ -29,6 +29,7 @@ AS_BARE_INSTANT: Final = 6
 """In UTC, without saying so."""
 AS_BOOL: Final = 7
 AS_BYTES: Final = 8
+AS_REAL: Final = 9
 
 _NULL_CELL: Final = 0xFB
 _OTHER_PACKET: Final = 0xFE
@@ -148,6 +149,11 @@ def put_text(form: i64, encoder: ValueEncoder, raw: bytes, begin: i64, end: i64,
         out.append(10)
         _put_size(end - begin, out)
         out.write(raw[begin:end])
+        return
+    elif form == AS_REAL:
+        number = float(raw[begin:end])
+        out.append(7)
+        write_f64_be(out, number)
         return
     elif form == AS_BOOL and end - begin == 1:
         letter: i64 = raw[begin]

@@ -41,6 +41,7 @@ MODULES = (
     "tranlog.source.postgres.copied",
     "tranlog.source.postgres.rows",
     "tranlog.source.postgres.small",
+    "tranlog.target.copy_lines",
     "tranlog.pipeline.rules.write_order",
     "tranlog.queues.rules.state",
     "tranlog.queues.rules.encoding",
@@ -73,9 +74,9 @@ MODULES = (
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
 write sets and the assignment by them, the running hash, appending and committing, the sparse index, segments, the
-disk, packing transactions, the rows of a SQLite writer, those that a server sends as text, those of a PostgreSQL's
-stream and its small transactions, what a message store holds, a publish, an acknowledgement and a transaction there,
-group commit."""
+disk, packing transactions, the rows of a SQLite writer, those that a server sends as text, those that one takes by
+COPY, those of a PostgreSQL's stream and its small transactions, what a message store holds, a publish, an
+acknowledgement and a transaction there, group commit."""
 SOURCES = (
     "varint.py",
     "words.py",
@@ -95,6 +96,7 @@ SOURCES = (
     "source/postgres/copied.py",
     "source/postgres/rows.py",
     "source/postgres/small.py",
+    "target/copy_lines.py",
     "pipeline/rules/write_order.py",
     "queues/rules/state.py",
     "queues/rules/encoding.py",

@@ -10,7 +10,6 @@ Source: PostgreSQL's manual, "Array Value Input".
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Final, NoReturn, TypeAlias
@@ -33,9 +32,10 @@ from tranlog.target.binding import (
     refused_value,
     source_digits,
 )
+from tranlog.target.copy_lines import OF_FLOATS, OF_INTEGERS, OF_TEXTS, copy_lines
 from tranlog.target.dialect import Dialect, table_parts
 from tranlog.text_forms import TEXT_OF, bits_text, fraction_digits, text_reader, with_digits
-from tranlog.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_TEXT
+from tranlog.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_REAL, AS_TEXT
 from tranlog.types import (
     F32,
     Bit,
@@ -401,31 +401,14 @@ def _is_plain_text(column: BoundColumn) -> bool:
     return is_text and _check_length(column.target) is None
 
 
-_COPY_ESCAPES: Final = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-_COPY_SPECIAL: Final = re.compile(r"[\\\t\n\r]")
-
-
-def _copy_text(text: str) -> str:
-    return _COPY_SPECIAL.sub(lambda found: _COPY_ESCAPES[found[0]], text)
-
-
-def _copy_writer(column: BoundColumn) -> Callable[[list[Value]], list[str]]:
-    """Return what makes the texts of a column's values as COPY takes them. It raises UnfitError, naming the column."""
-    write = _writer(column)
-    bare = _BARE_ARRAYS.get(column.target.category, frozenset()) - {_NONE}
-    is_text = _is_plain_text(column)
-
-    def write_texts(values: list[Value]) -> list[str]:
-        kinds = set(map(type, values))
-        if len(kinds) == 1 and kinds <= bare:
-            return list(map(repr, values))
-        if is_text and kinds == {str}:
-            joined = "\0".join(values)  # type: ignore[arg-type]  # all of them are str
-            if joined.count("\0") == len(values) - 1:
-                return _copy_text(joined).split("\0")
-        return ["\\N" if (text := write(value)) is None else _copy_text(text) for value in values]
-
-    return write_texts
+def _copied(column: BoundColumn) -> int:
+    """Return what a column holds mostly; see `copy_lines`."""
+    match column.target.category:
+        case "integer" | "numeric":
+            return OF_INTEGERS
+        case "float8":
+            return OF_FLOATS
+    return OF_TEXTS if _is_plain_text(column) else 0
 
 
 # --- values out -----------------------------------------------------------------------------------------------------
@@ -453,6 +436,7 @@ _FORMS: Final = {
     ("integer", LogicalType.INTEGER): AS_INTEGER,
     ("text", LogicalType.TEXT): AS_TEXT,
     ("text", LogicalType.ANY): AS_TEXT,
+    ("float8", LogicalType.F64): AS_REAL,
     ("timestamp", LogicalType.DATETIME): AS_DATETIME,
     ("timestamptz", LogicalType.INSTANT): AS_INSTANT,
     ("bool", LogicalType.BOOL): AS_BOOL,
@@ -527,7 +511,7 @@ class PostgresForms:
         )
         rows, values = _unnest(columns)
         sql = f"{into} SELECT {', '.join(values)} FROM {rows}"
-        copy = CopyForm(sql=f"COPY {table} ({names}) FROM STDIN", lines=_copy_lines(picked))
+        copy = CopyForm(sql=f"COPY {table} ({names}) FROM STDIN", lines=_copy_lines(columns))
         return Form(op=Op.INSERT, sql=sql, bind=_bind_arrays(picked), one=one, copy=copy)
 
     def update(
@@ -602,14 +586,10 @@ def _bind_arrays(picked: Sequence[tuple[int, BoundColumn]]) -> Callable[[Sequenc
     return bind
 
 
-def _copy_lines(picked: Sequence[tuple[int, BoundColumn]]) -> Callable[[Sequence[Row]], bytes]:
-    writers = [(index, _copy_writer(column)) for index, column in picked]
-
-    def lines(rows: Sequence[Row]) -> bytes:
-        texts = [write([row[index] for row in rows]) for index, write in writers]
-        return "".join([f"{line}\n" for line in map("\t".join, zip(*texts, strict=True))]).encode()
-
-    return lines
+def _copy_lines(columns: Sequence[BoundColumn]) -> Callable[[Sequence[Row]], bytes]:
+    places, forms = [column.index for column in columns], bytes(map(_copied, columns))
+    writers = [_writer(column) for column in columns]
+    return lambda rows: copy_lines(rows, places, forms, writers)
 
 
 def _bind_values(picked: Sequence[tuple[int, BoundColumn]]) -> Callable[[Sequence[Row]], Sequence[Any]]:

@@ -34,6 +34,7 @@ from tranlog.text_rows import (
     AS_DATETIME,
     AS_DECIMAL,
     AS_INTEGER,
+    AS_REAL,
     AS_TEXT,
     ValueEncoder,
 )
@@ -185,6 +186,7 @@ def _encoder(reader: FromServer) -> ValueEncoder:
 _FORMS: Final = {
     Family.INTEGER: AS_INTEGER,
     Family.DECIMAL: AS_DECIMAL,
+    Family.DOUBLE: AS_REAL,
     Family.DATETIME: AS_DATETIME,
     Family.TIMESTAMP: AS_BARE_INSTANT,
     Family.BYTES: AS_BYTES,

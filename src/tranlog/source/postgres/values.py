@@ -22,13 +22,12 @@ from tranlog.row_bytes import (
     encode_bytes,
     encode_datetime,
     encode_decimal,
-    encode_float,
     encode_int,
     encode_utf8,
     encode_value,
 )
 from tranlog.text_forms import text_reader
-from tranlog.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_TEXT
+from tranlog.text_rows import AS_BOOL, AS_DATETIME, AS_DECIMAL, AS_INSTANT, AS_INTEGER, AS_REAL, AS_TEXT
 from tranlog.types import F32, CharsetBytes, Instant, LogicalType, Value
 
 _DOUBLE: Final = struct.Struct(">d")
@@ -129,8 +128,6 @@ def value_encoder(column: Column) -> Callable[[bytes], bytes]:
             return _encode_text
         case LogicalType.INTEGER:
             return _encode_integer
-        case LogicalType.F64:
-            return lambda raw: encode_float(float(raw))
         case LogicalType.DECIMAL:
             return _encode_decimal
         case LogicalType.BYTES:
@@ -146,6 +143,7 @@ def value_encoder(column: Column) -> Callable[[bytes], bytes]:
 _FORMS: Final = {
     LogicalType.INTEGER: AS_INTEGER,
     LogicalType.TEXT: AS_TEXT,
+    LogicalType.F64: AS_REAL,
     LogicalType.DECIMAL: AS_DECIMAL,
     LogicalType.DATETIME: AS_DATETIME,
     LogicalType.INSTANT: AS_INSTANT,
