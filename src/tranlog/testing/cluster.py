@@ -171,6 +171,9 @@ class Cluster(SimGroup):
         assert one.core is not None
         seen = max(self.checkers.acknowledged.values(), default=NO_GTID)
         wish = Latest(one.core.mind.pulse.beat, one.core.mind.committed)
+        one.wishes = [*one.wishes[-99:], wish]
+        one.core.confirm(one.wishes, one.clock.now())
+        self._carry_out(node)
         for later in (100, 500, 2000):
             self.agenda.after(later, partial(self._read, node, one.starts, wish, seen))
 

@@ -225,6 +225,7 @@ class SimGroup:
         if self.over_the_wire:
             packet = decode(encode(packet))
         one.core.step(sender, packet, one.clock.now())
+        one.core.confirm(one.wishes, one.clock.now())
         self._carry_out(to)
 
     def _sync(self, node: NodeId, starts: int) -> None:

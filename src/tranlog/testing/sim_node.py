@@ -25,6 +25,7 @@ from tranlog.replication.rules.config import GroupConfig, NodeId
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import Effect, Put, PutChunk
 from tranlog.replication.rules.packets import NO_GTID
+from tranlog.replication.rules.reading import Latest
 from tranlog.replication.rules.stored import Stored
 from tranlog.replication.rules.syncup import Saved
 from tranlog.testing.disk import SimDisk
@@ -154,6 +155,7 @@ class SimNode:
         self.picture = Picture()
         self.core: Core | None = None
         self.todo: list[Effect] = []
+        self.wishes: list[Latest] = []
         self.starts = 0
         self.places: list[Any] = []
         self.unheld: set[str] = set()
@@ -184,6 +186,7 @@ class SimNode:
         self.starts += 1
         self.paused = None
         self.todo = []
+        self.wishes = []
         self.places = []
         lost, self.lost = self.lost, False
         self.log = self._follow()

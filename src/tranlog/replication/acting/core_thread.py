@@ -306,6 +306,7 @@ class CoreThread:
                 done = False
                 break
             self._look_at(event)
+            self.core.confirm([one.wish for one in self._awaited], self._now())
             events.popleft()
             looked += 1
             if looked % _LOT == 0:

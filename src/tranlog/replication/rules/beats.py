@@ -265,7 +265,6 @@ class Beating:
 
     def _beat_all(self) -> None:
         mind = self.mind
-        mind.beat_at = mind.now
         mind.pulse = Pulse(mind.pulse.start, mind.pulse.beat + 1)
         self._freshness.sent(mind.pulse.beat, mind.now)
         for member in self.config.members:
@@ -329,6 +328,8 @@ class Beating:
                 mind.owed = beat.owed
             if beat.confirmed_ms >= 0 and beat.echo.start == mind.pulse.start:
                 self._freshness.told(beat.committed, beat.echo.beat, beat.confirmed_ms, own=self.shown)
+            if self.node in self.config.voters:
+                self._beat(sender)  # at once, since readers wait until a majority has answered
         elif sender == mind.primary:
             mind.primary, mind.primary_heard = NO_NODE, NEVER
         self._hear_commit(beat.committed)

@@ -10,6 +10,8 @@ Source: docs/protocol.md, "Numbers", "The order of things", "Syncup", "Write con
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from tranlog.ids import Gtid
@@ -65,6 +67,7 @@ from tranlog.replication.rules.packets import (
     Voted,
     Where,
 )
+from tranlog.replication.rules.reading import Consistency, Latest
 from tranlog.replication.rules.syncup import Limits, Verdict, holds
 
 HOPS_MAX = 16
@@ -102,6 +105,7 @@ class Core(Answering):
         if not config.members:
             return
         if now - mind.beat_at >= config.heartbeat_ms:
+            mind.beat_at = mind.now
             self._beat_all()
             self._ack()
             self._end_searches()
@@ -114,6 +118,18 @@ class Core(Answering):
             mind.waiting.remove(waiting)
             self._tell(waiting, concern.TIMED_OUT, self._having(waiting))
         self._settle()
+
+    def confirm(self, wishes: Iterable[Consistency], now: int) -> None:
+        """Have a majority confirm soon, for those who read the latest, that this node is primary.
+
+        It beats at once where no beat was sent since they asked. While one waits for its answers no other is sent: the
+        next serves all who ask meanwhile.
+        """
+        asked = max([wish.asked for wish in wishes if isinstance(wish, Latest)], default=-1)
+        if asked >= self.mind.pulse.beat:
+            self._wake(now)
+            if self.mind.state == PRIMARY and self.confirmed() == self.mind.pulse.beat:
+                self._beat_all()
 
     def logged(self) -> None:
         """The log has more to send."""
