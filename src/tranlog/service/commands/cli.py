@@ -67,12 +67,15 @@ from tranlog.service.frame.command import (
     Debug,
     Verbose,
     Version,
+    Yes,
     answer,
     complete_file,
     complete_service,
     confirm,
+    flag,
     new_app,
     one_of,
+    option,
     print_json,
     require_command,
     run_app,
@@ -128,45 +131,23 @@ app.command("load")(load)
 add_copy(app, lambda words: main(words))
 app.command("doctor")(doctor)
 
-TakeOver = Annotated[
-    bool, typer.Option("--take-over", "-take-over", help="Even if another process seems to run the pipeline.")
-]
-NewLog = Annotated[
-    bool,
-    typer.Option("--new-log", "-new-log", help="Start an empty log without asking the target for its position."),
-]
+TakeOver = Annotated[bool, flag("--take-over", "Even if another process seems to run the pipeline.")]
+NewLog = Annotated[bool, flag("--new-log", "Start an empty log without asking the target for its position.")]
 AcceptServer = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--accept-server",
-        "-accept-server",
-        help="Continue by GTID at a MariaDB that cannot prove that it has the log's history; you know that it does.",
+        "Continue by GTID at a MariaDB that cannot prove that it has the log's history; you know that it does.",
     ),
 ]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", "-until", metavar="SEQNO|now", help="End after this seqno, or after the last one now."),
-]
-Channels = Annotated[int | None, typer.Option("--channels", "-channels", metavar="N", help="How many channels.")]
-Master = Annotated[
-    str | None, typer.Option("--master", "-master", metavar="URL", help="Spark's master; default: this machine.")
-]
-Stay = Annotated[
-    bool, typer.Option("--stay", "-stay", help="Stay in OFFLINE:ERROR when it cannot continue, until `tranlog online`.")
-]
-WaitOffline = Annotated[bool, typer.Option("--offline", "-offline", help="Start offline, until `tranlog online`.")]
-Metrics = Annotated[
-    str | None,
-    typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve the read-only endpoints and metrics."),
-]
-Package = Annotated[
-    str | None,
-    typer.Option("--package", "-package", metavar="FILE", help="The workers' package, by `tranlog spark-package`."),
-]
-Start = Annotated[
-    int | None,
-    typer.Option("--start", "-start", metavar="SEQNO", help="The first seqno to apply if the target has no position."),
-]
+Until = Annotated[str | None, option("--until", "SEQNO|now", "End after this seqno, or after the last one now.")]
+Channels = Annotated[int | None, option("--channels", "N", "How many channels.")]
+Master = Annotated[str | None, option("--master", "URL", "Spark's master; default: this machine.")]
+Stay = Annotated[bool, flag("--stay", "Stay in OFFLINE:ERROR when it cannot continue, until `tranlog online`.")]
+WaitOffline = Annotated[bool, flag("--offline", "Start offline, until `tranlog online`.")]
+Metrics = Annotated[str | None, option("--metrics", "HOST:PORT", "Serve the read-only endpoints and metrics.")]
+Package = Annotated[str | None, option("--package", "FILE", "The workers' package, by `tranlog spark-package`.")]
+Start = Annotated[int | None, option("--start", "SEQNO", "The first seqno to apply if the target has no position.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -174,22 +155,12 @@ def locate(
     ctx: typer.Context,
     conf: Annotated[
         str | None,
-        typer.Option(
-            "--conf",
-            "-conf",
-            metavar="FILE",
-            autocompletion=complete_file,
-            help=f"The configuration; default: {DEFAULT_FILE}.",
-        ),
+        option("--conf", "FILE", f"The configuration; default: {DEFAULT_FILE}.", autocompletion=complete_file),
     ] = None,
     service: Annotated[
         str | None,
-        typer.Option(
-            "--service",
-            "-service",
-            metavar="NAME",
-            autocompletion=complete_service,
-            help=f"The service of NAME.toml or {DEFAULT_FILE} here.",
+        option(
+            "--service", "NAME", f"The service of NAME.toml or {DEFAULT_FILE} here.", autocompletion=complete_service
         ),
     ] = None,
     debug: Debug = False,
@@ -223,19 +194,16 @@ def capture(
     ctx: typer.Context,
     source: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--source",
-            "-source",
-            metavar="thl:DIR",
-            help="Instead of the configured source: the log directory of a Java replicator, which is followed.",
+            "thl:DIR",
+            "Instead of the configured source: the log directory of a Java replicator, which is followed.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has now, and end.")] = False,
+    once: Annotated[bool, flag("--once", "Capture what the source has now, and end.")] = False,
     new_log: NewLog = False,
     accept_server: AcceptServer = False,
-    take_source: Annotated[
-        bool, typer.Option("--take-source", "-take-source", help="Follow a source that another log has claimed.")
-    ] = False,
+    take_source: Annotated[bool, flag("--take-source", "Follow a source that another log has claimed.")] = False,
     metrics: Metrics = None,
     as_json: AsJson = False,
 ) -> None:
@@ -542,14 +510,7 @@ def status(
         bool, typer.Option("--watch/--no-watch", help="Watch the pipeline for a second, to see it move and how fast.")
     ] = True,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            "-name",
-            metavar="VIEW",
-            autocompletion=one_of(*VIEW_NAMES),
-            help=f"One of {', '.join(VIEW_NAMES)}.",
-        ),
+        str | None, option("--name", "VIEW", f"One of {', '.join(VIEW_NAMES)}.", autocompletion=one_of(*VIEW_NAMES))
     ] = None,
     host: Host = None,
     tls_ca: Authority = None,
@@ -592,11 +553,9 @@ def tables_create(
     ctx: typer.Context,
     from_: Annotated[
         Literal["log", "source"],
-        typer.Option(
-            "--from", "-from", help="Take the tables whose changes are in the log, or all that the source has."
-        ),
+        option("--from", None, "Take the tables whose changes are in the log, or all that the source has."),
     ] = "log",
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only print the statements.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print the statements.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create the tables that are missing at the target.
@@ -679,10 +638,8 @@ def _show_rows(pipeline: str, rows: Sequence[ChannelRow], as_json: bool) -> None
 def position_set(
     ctx: typer.Context,
     seqno: Annotated[int, typer.Argument(metavar="SEQNO", min=-1, help="Everything up to here counts as applied.")],
-    channel: Annotated[
-        int | None, typer.Option("--channel", "-channel", metavar="N", help="Move only this channel.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    channel: Annotated[int | None, option("--channel", "N", "Move only this channel.")] = None,
+    yes: Yes = False,
     take_over: TakeOver = False,
     pipeline: PipelineName = None,
     as_json: AsJson = False,
@@ -726,7 +683,7 @@ def position_set(
 @position_app.command("reset")
 def position_reset(
     ctx: typer.Context,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     take_over: TakeOver = False,
     pipeline: PipelineName = None,
     as_json: AsJson = False,
@@ -760,18 +717,16 @@ def position_reset(
 @app.command("reset")
 def reset(
     ctx: typer.Context,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only show what would be removed.")] = False,
+    yes: Yes = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only show what would be removed.")] = False,
     after: Annotated[
-        str | None,
-        typer.Option("--after", "-after", metavar="GTID", help="The last GTID assigned, if the log is too damaged."),
+        str | None, option("--after", "GTID", "The last GTID assigned, if the log is too damaged.")
     ] = None,
     forget_position: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--forget-position",
-            "-forget-position",
-            help="Let the source start where its options say, not where the log ended: after restoring a backup of it.",
+            "Let the source start where its options say, not where the log ended: after restoring a backup of it.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -18,7 +18,7 @@ from tranlog.errors import ConfigError
 from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
 from tranlog.service.config.template import SOURCES, TARGETS, shown, template
 from tranlog.service.config.urls import following, source_url, target_url
-from tranlog.service.frame.command import AsJson, answer, new_app
+from tranlog.service.frame.command import AsJson, answer, new_app, option
 from tranlog.service.process.apart import check_apart
 from tranlog.service.process.operating import OperatingOptions
 from tranlog.target.options import TargetKind
@@ -38,21 +38,13 @@ else:
 
 def init(
     ctx: typer.Context,
-    source: Annotated[
-        SourceName | None, typer.Option("--source", "-source", help="The kind of source.", show_default="sqlite")
-    ] = None,
+    source: Annotated[SourceName | None, option("--source", None, "The kind of source.", show_default="sqlite")] = None,
     target: Annotated[
         TargetName | None,
-        typer.Option(
-            "--target", "-target", help="The kind of target; null keeps only its position.", show_default="sqlite"
-        ),
+        option("--target", None, "The kind of target; null keeps only its position.", show_default="sqlite"),
     ] = None,
-    from_: Annotated[
-        str | None, typer.Option("--from", "-from", metavar="SOURCE_URL", help="The source's URL; with --to.")
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", "-to", metavar="TARGET_URL", help="The target's URL; with --from.")
-    ] = None,
+    from_: Annotated[str | None, option("--from", "SOURCE_URL", "The source's URL; with --to.")] = None,
+    to: Annotated[str | None, option("--to", "TARGET_URL", "The target's URL; with --from.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration to start from.

@@ -27,7 +27,7 @@ from tranlog.service.commands.doctor import PartOfService, examine, lines
 from tranlog.service.commands.verifying import show_verdicts
 from tranlog.service.config.config import DEFAULT_FILE, load
 from tranlog.service.config.urls import DatabaseUrl, following, source_url, target_url
-from tranlog.service.frame.command import AsJson, print_json, say
+from tranlog.service.frame.command import AsJson, flag, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.source.kinds import source_kind
@@ -42,16 +42,11 @@ def add_copy(app: typer.Typer, run: Callable[[Sequence[str]], int]) -> None:
     def copy(
         source: Annotated[str, typer.Argument(metavar="SOURCE_URL", help="What is copied.", show_default=False)],
         target: Annotated[str, typer.Argument(metavar="TARGET_URL", help="Into what.", show_default=False)],
-        tables: Annotated[
-            str | None,
-            typer.Option("--tables", "-tables", metavar="SCHEMA.TABLE,...", help="Only these; default: all."),
-        ] = None,
-        follow: Annotated[
-            bool, typer.Option("--follow", "-follow", help="Go on with what is changed, until SIGTERM or Ctrl-C.")
-        ] = False,
+        tables: Annotated[str | None, option("--tables", "SCHEMA.TABLE,...", "Only these; default: all.")] = None,
+        follow: Annotated[bool, flag("--follow", "Go on with what is changed, until SIGTERM or Ctrl-C.")] = False,
         identity: Annotated[
             Literal["full", "key", "set"] | None,
-            typer.Option("--identity", "-identity", help="With --follow: [source] identity of a PostgreSQL."),
+            option("--identity", None, "With --follow: [source] identity of a PostgreSQL."),
         ] = None,
         as_json: AsJson = False,
     ) -> int:

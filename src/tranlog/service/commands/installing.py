@@ -5,12 +5,10 @@ Owns the two commands and their text; what there is, and how it goes, each kind 
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from tranlog.service.commands.orders import config_of
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, confirm, new_app, print_json, say
 from tranlog.service.frame.tables import table_lines
 from tranlog.source.kinds import SourceObject, source_kind
 
@@ -44,7 +42,7 @@ def list_source(ctx: typer.Context, as_json: AsJson = False) -> None:
 @source_app.command("uninstall")
 def uninstall(
     ctx: typer.Context,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove what capture installed at the configured source; the log cannot continue from it afterwards.

@@ -19,33 +19,22 @@ from tranlog.loads import ANY_PIPELINE
 from tranlog.pipeline.upkeep.verify import select_tables
 from tranlog.service.commands.orders import config_of
 from tranlog.service.config.sections import LOADABLE
-from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.frame.command import AsJson, flag, option, print_json
 from tranlog.service.show.loads import load_text
 from tranlog.source.kinds import SourceOptions, source_kind
 
 
 def load(
     ctx: typer.Context,
-    tables: Annotated[
-        str | None, typer.Option("--tables", "-tables", metavar="SCHEMA.TABLE,...", help="The tables, or all.")
-    ] = None,
-    pipeline: Annotated[
-        str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="For this pipeline alone.")
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", "-replace", help="Delete the rows that the target has of these tables first.")
-    ] = False,
-    which: Annotated[
-        str | None,
-        typer.Option("--load", "-load", metavar="ID", help="Which load to tell; the only one needs no name."),
-    ] = None,
-    pause: Annotated[bool, typer.Option("--pause", "-pause", help="Read no more rows until --resume.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", "-resume", help="Go on with a load that is paused.")] = False,
-    give_up: Annotated[
-        bool, typer.Option("--give-up", "-give-up", help="End it; tables that are not whole are named.")
-    ] = False,
+    tables: Annotated[str | None, option("--tables", "SCHEMA.TABLE,...", "The tables, or all.")] = None,
+    pipeline: Annotated[str | None, option("--pipeline", "NAME", "For this pipeline alone.")] = None,
+    replace: Annotated[bool, flag("--replace", "Delete the rows that the target has of these tables first.")] = False,
+    which: Annotated[str | None, option("--load", "ID", "Which load to tell; the only one needs no name.")] = None,
+    pause: Annotated[bool, flag("--pause", "Read no more rows until --resume.")] = False,
+    resume: Annotated[bool, flag("--resume", "Go on with a load that is paused.")] = False,
+    give_up: Annotated[bool, flag("--give-up", "End it; tables that are not whole are named.")] = False,
     rows_per_second: Annotated[
-        int | None, typer.Option("--rows-per-second", "-rows-per-second", min=0, help="No more than that; 0: no limit.")
+        int | None, option("--rows-per-second", None, "No more than that; 0: no limit.", min=0)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

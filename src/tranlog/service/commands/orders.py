@@ -34,7 +34,7 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import AsJson, answer, one_of, print_json
+from tranlog.service.frame.command import AsJson, answer, flag, one_of, option, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
@@ -42,16 +42,11 @@ from tranlog.service.process.client import GRACE_S, RunningPipeline, node_of, wr
 from tranlog.service.process.operating import parse_time
 from tranlog.source.kinds import source_kind
 
-Host = Annotated[
-    str | None,
-    typer.Option("--host", "-host", metavar="HOST:PORT|SOCKET", help="Where it listens; default: by configuration."),
-]
+Host = Annotated[str | None, option("--host", "HOST:PORT|SOCKET", "Where it listens; default: by configuration.")]
 Timeout = Annotated[
     float, typer.Option("--timeout", "-timeout", "-limit", metavar="S", min=0, help="How long to wait, in seconds.")
 ]
-PipelineName = Annotated[
-    str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="Instead of the configured name.")
-]
+PipelineName = Annotated[str | None, option("--pipeline", "NAME", "Instead of the configured name.")]
 Authority = Annotated[
     str | None, typer.Option("--tls-ca", metavar="FILE", help="The certificate authority to trust, in PEM.")
 ]
@@ -188,35 +183,18 @@ def state(
 @reaching
 def online(
     asks: Ask,
-    until_seqno: Annotated[
-        int | None, typer.Option("--until-seqno", "-until-seqno", metavar="N", help="Up to this seqno, inclusive.")
-    ] = None,
-    until_gtid: Annotated[
-        str | None, typer.Option("--until-gtid", "-until-gtid", metavar="GTID", help="Up to this GTID, inclusive.")
-    ] = None,
+    until_seqno: Annotated[int | None, option("--until-seqno", "N", "Up to this seqno, inclusive.")] = None,
+    until_gtid: Annotated[str | None, option("--until-gtid", "GTID", "Up to this GTID, inclusive.")] = None,
     until_time: Annotated[
-        str | None,
-        typer.Option("--until-time", "-until-time", metavar="TIME", help="Up to what was committed by this time, UTC."),
+        str | None, option("--until-time", "TIME", "Up to what was committed by this time, UTC.")
     ] = None,
-    until_event: Annotated[
-        str | None, typer.Option("--until-event", "-until-event", metavar="ID", help="Up to this event id, inclusive.")
-    ] = None,
+    until_event: Annotated[str | None, option("--until-event", "ID", "Up to this event id, inclusive.")] = None,
     until_heartbeat: Annotated[
-        str | None,
-        typer.Option(
-            "--until-heartbeat",
-            "-until-heartbeat",
-            metavar="NAME",
-            help="Up to the next heartbeat of this name; * is any.",
-        ),
+        str | None, option("--until-heartbeat", "NAME", "Up to the next heartbeat of this name; * is any.")
     ] = None,
-    skip_seqno: Annotated[
-        str | None,
-        typer.Option("--skip-seqno", "-skip-seqno", metavar="LIST", help="Never apply these: 12,15,20-29."),
-    ] = None,
+    skip_seqno: Annotated[str | None, option("--skip-seqno", "LIST", "Never apply these: 12,15,20-29.")] = None,
     from_seqno: Annotated[
-        int | None,
-        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First set all channels to before this seqno."),
+        int | None, option("--from-seqno", "N", "First set all channels to before this seqno.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -246,9 +224,7 @@ def online(
 @reaching
 def offline(
     asks: Ask,
-    immediate: Annotated[
-        bool, typer.Option("--immediate", "-immediate", help="Roll back what is under way instead of finishing it.")
-    ] = False,
+    immediate: Annotated[bool, flag("--immediate", "Roll back what is under way instead of finishing it.")] = False,
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:
@@ -271,14 +247,9 @@ def offline(
 @reaching
 def wait(
     asks: Ask,
-    applied: Annotated[
-        int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to it is applied.")
-    ] = None,
+    applied: Annotated[int | None, option("--applied", "SEQNO", "Until all up to it is applied.")] = None,
     state: Annotated[
-        str | None,
-        typer.Option(
-            "--state", "-state", metavar="ST", autocompletion=one_of(*State), help="Until this state, such as ONLINE."
-        ),
+        str | None, option("--state", "ST", "Until this state, such as ONLINE.", autocompletion=one_of(*State))
     ] = None,
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,

@@ -31,11 +31,10 @@ from tranlog.service.commands.queue_words import (
     RoutingKey,
     StoreDir,
     WriteBuffers,
-    Yes,
     by_hand_or_owner,
     headers_of,
 )
-from tranlog.service.frame.command import AsJson, confirm, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, confirm, flag, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import AnswerMessage, ByName, Peek, PublishMessage, TakeMessage
@@ -55,21 +54,15 @@ def add_messages(app: typer.Typer) -> None:
 def publish(
     directory: StoreDir,
     body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="The body; without it --file.")] = None,
-    file: Annotated[
-        str, typer.Option("--file", "-file", metavar="FILE", help="Read the body from there; - is the standard input.")
-    ] = "-",
+    file: Annotated[str, option("--file", "FILE", "Read the body from there; - is the standard input.")] = "-",
     queues: Annotated[
-        list[str] | None,
-        typer.Option("--queue", "-queue", metavar="NAME", help="Put it on this queue; several: on all or none."),
+        list[str] | None, option("--queue", "NAME", "Put it on this queue; several: on all or none.")
     ] = None,
-    exchange: Annotated[
-        str, typer.Option("--exchange", "-exchange", metavar="NAME", help="Route it by this exchange instead.")
-    ] = DEFAULT_EXCHANGE,
+    exchange: Annotated[str, option("--exchange", "NAME", "Route it by this exchange instead.")] = DEFAULT_EXCHANGE,
     key: RoutingKey = "",
     headers: HeadersJson = None,
     transient: Annotated[
-        bool,
-        typer.Option("--transient", "-transient", help="In memory alone; only on a store that a process has open."),
+        bool, flag("--transient", "In memory alone; only on a store that a process has open.")
     ] = False,
     write_buffers: WriteBuffers = DEFAULTS.write_buffers,
     as_json: AsJson = False,
@@ -137,12 +130,8 @@ def _parts(file: BinaryIO, length: int, path: str) -> Iterator[bytes]:
 def get(
     directory: StoreDir,
     queue: QueueName,
-    output: Annotated[
-        str | None, typer.Option("--output", "-output", metavar="FILE", help="Write the body there, durable.")
-    ] = None,
-    requeue: Annotated[
-        bool, typer.Option("--requeue", "-requeue", help="Put it back where it was; that counts as an attempt.")
-    ] = False,
+    output: Annotated[str | None, option("--output", "FILE", "Write the body there, durable.")] = None,
+    requeue: Annotated[bool, flag("--requeue", "Put it back where it was; that counts as an attempt.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Take the next message of a queue: its body goes to the standard output, as it is, or to a file.
@@ -204,7 +193,7 @@ def _body(raw: bytes) -> dict[str, object]:
 def peek(
     directory: StoreDir,
     queue: QueueName,
-    count: Annotated[int, typer.Option("--count", "-count", metavar="N", min=1, help="Show at most N.")] = 10,
+    count: Annotated[int, option("--count", "N", "Show at most N.", min=1)] = 10,
     as_json: AsJson = False,
 ) -> int:
     """Show the next messages of a queue, and how each begins, and take none. Exit code 1 if none waits.

@@ -24,11 +24,10 @@ from tranlog.service.commands.queue_words import (
     RoutingKey,
     StoreDir,
     WriteBuffers,
-    Yes,
     by_hand_or_owner,
     headers_of,
 )
-from tranlog.service.frame.command import AsJson, confirm, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, confirm, flag, option, print_json, say
 from tranlog.service.process.api import Bind, ByName, DeclareExchange, DeclareQueue
 from tranlog.service.process.store_part import store_part
 
@@ -36,9 +35,7 @@ STORE_FOLDER = "queues"
 """Of a directory of data, where the store is unless --store-dir names another."""
 ExchangeName = Annotated[str, typer.Argument(metavar="EXCHANGE", help="The exchange's name.")]
 Destination = Annotated[str, typer.Argument(metavar="NAME", help="The queue, or the exchange, that it leads to.")]
-ToExchange = Annotated[
-    bool, typer.Option("--to-exchange", "-to-exchange", help="NAME is an exchange; without it, a queue.")
-]
+ToExchange = Annotated[bool, flag("--to-exchange", "NAME is an exchange; without it, a queue.")]
 
 
 def add_names(app: typer.Typer) -> None:
@@ -58,28 +55,16 @@ def declare(
             "exchange.",
         ),
     ],
-    exchange: Annotated[
-        str | None,
-        typer.Option("--exchange", "-exchange", metavar="TYPE", help=f"An exchange: {', '.join(EXCHANGE_TYPES)}."),
-    ] = None,
-    alternate: Annotated[
-        str | None,
-        typer.Option("--alternate", "-alternate", metavar="NAME", help="The exchange for what no binding is for."),
-    ] = None,
+    exchange: Annotated[str | None, option("--exchange", "TYPE", f"An exchange: {', '.join(EXCHANGE_TYPES)}.")] = None,
+    alternate: Annotated[str | None, option("--alternate", "NAME", "The exchange for what no binding is for.")] = None,
     transient: Annotated[
-        bool,
-        typer.Option("--transient", "-transient", help="A queue in memory alone, of a store that a process has open."),
+        bool, flag("--transient", "A queue in memory alone, of a store that a process has open.")
     ] = False,
-    store_dir: Annotated[
-        str | None, typer.Option("--store-dir", "-store-dir", metavar="DIR", help="The store's directory.")
-    ] = None,
+    store_dir: Annotated[str | None, option("--store-dir", "DIR", "The store's directory.")] = None,
     data_dir: Annotated[
-        str | None,
-        typer.Option("--data-dir", "-data-dir", metavar="DIR", help=f"The store is the folder {STORE_FOLDER} of DIR."),
+        str | None, option("--data-dir", "DIR", f"The store is the folder {STORE_FOLDER} of DIR.")
     ] = None,
-    no_data_dir: Annotated[
-        bool, typer.Option("--no-data-dir", "-no-data-dir", help="There is no --data-dir: --store-dir is given.")
-    ] = False,
+    no_data_dir: Annotated[bool, flag("--no-data-dir", "There is no --data-dir: --store-dir is given.")] = False,
     connect: ConnectUrl = None,
     catalog: CatalogName = None,
     container_size: Annotated[
@@ -94,11 +79,11 @@ def declare(
     ] = None,
     initial_containers: Annotated[
         int | None,
-        typer.Option(
-            *("--initial-containers", "-initial-containers"),
-            metavar="N",
+        option(
+            "--initial-containers",
+            "N",
+            "Of a new store: how many containers it has at least.",
             min=2,
-            help="Of a new store: how many containers it has at least.",
             show_default=str(DEFAULTS.initial_containers),
         ),
     ] = None,
@@ -168,7 +153,7 @@ def declare(
 def delete(
     directory: StoreDir,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the queue, or of the exchange.")],
-    exchange: Annotated[bool, typer.Option("--exchange", "-exchange", help="It is an exchange.")] = False,
+    exchange: Annotated[bool, flag("--exchange", "It is an exchange.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

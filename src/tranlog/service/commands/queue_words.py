@@ -11,14 +11,13 @@ import typer
 from tranlog.queues.by_hand import open_by_hand
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
+from tranlog.service.frame.command import option
 
 DEFAULTS = QueueStoreOptions()
 StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
-RoutingKey = Annotated[str, typer.Option("--key", "-key", metavar="KEY", help="The routing key.")]
-HeadersJson = Annotated[
-    str | None, typer.Option("--headers", "-headers", metavar="JSON", help='Headers to route by: {"kind": "order"}.')
-]
+RoutingKey = Annotated[str, option("--key", "KEY", "The routing key.")]
+HeadersJson = Annotated[str | None, option("--headers", "JSON", 'Headers to route by: {"kind": "order"}.')]
 WriteBuffers = Annotated[
     int,
     typer.Option(
@@ -31,18 +30,14 @@ WriteBuffers = Annotated[
 ]
 ConnectUrl = Annotated[
     str | None,
-    typer.Option(
-        *("--connect", "-connect"),
-        metavar="URL",
-        help="Keep the catalogue in this PostgreSQL: postgresql://user@host:port/database. The store remembers it, "
+    option(
+        "--connect",
+        "URL",
+        "Keep the catalogue in this PostgreSQL: postgresql://user@host:port/database. The store remembers it, "
         "without a password; that stands in PGPASSWORD or a password file. Without it: SQLite.",
     ),
 ]
-CatalogName = Annotated[
-    str | None,
-    typer.Option("--catalog", "-catalog", metavar="NAME", help="The database there; it is made if it is missing."),
-]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+CatalogName = Annotated[str | None, option("--catalog", "NAME", "The database there; it is made if it is missing.")]
 
 
 def by_hand_or_owner(options: QueueStoreOptions, *, transient: bool) -> Callable[[str], MessageStore]:

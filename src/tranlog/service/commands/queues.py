@@ -21,8 +21,8 @@ from tranlog.queues.standing import QueueStanding
 from tranlog.service.commands.queue_copies import add_copies
 from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
-from tranlog.service.commands.queue_words import StoreDir, Yes
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.commands.queue_words import StoreDir
+from tranlog.service.frame.command import AsJson, Yes, confirm, new_app, option, print_json, require_command
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import ByName, Decide
@@ -102,12 +102,9 @@ def _lsn_of(text: str) -> Lsn:
 @queue_app.command("dump")
 def dump(
     directory: StoreDir,
-    stream: Annotated[
-        str | None, typer.Option("--stream", "-stream", metavar="NAME", help="Only control, message or transaction.")
-    ] = None,
+    stream: Annotated[str | None, option("--stream", "NAME", "Only control, message or transaction.")] = None,
     thing: Annotated[
-        str | None,
-        typer.Option("--object", "-object", metavar="LSN", help="Only the message or transaction that begins there."),
+        str | None, option("--object", "LSN", "Only the message or transaction that begins there.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

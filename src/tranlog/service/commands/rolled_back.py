@@ -31,7 +31,7 @@ from tranlog.replication.acting.rollback import (
     saved_rollbacks,
 )
 from tranlog.replication.rules.syncup import Saved
-from tranlog.service.frame.command import AsJson, confirm, new_app, print_json
+from tranlog.service.frame.command import AsJson, Yes, confirm, new_app, print_json
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -187,7 +187,7 @@ def discard_command(
     ctx: typer.Context,
     number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="One of them.", min=0)] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them; the next rollback is number 0.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:

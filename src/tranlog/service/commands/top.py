@@ -8,22 +8,17 @@ from typing import Annotated
 import typer
 
 from tranlog.service.commands.orders import Ask, reaching
+from tranlog.service.frame.command import flag, option
 from tranlog.service.frame.exits import ExitCode
 
 
 @reaching
 def top(
     asks: Ask,
-    once: Annotated[bool, typer.Option("--once", "-once", help="Print one plain screen, and end.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", "-interval", metavar="S", min=0.2, help="How often to look, in seconds.")
-    ] = 1.0,
-    count: Annotated[
-        int | None, typer.Option("--count", "-count", metavar="N", min=1, help="End after N screens.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", "-json", help="Print one line of JSON per interval; errors too, on stderr.")
-    ] = False,
+    once: Annotated[bool, flag("--once", "Print one plain screen, and end.")] = False,
+    interval: Annotated[float, option("--interval", "S", "How often to look, in seconds.", min=0.2)] = 1.0,
+    count: Annotated[int | None, option("--count", "N", "End after N screens.", min=1)] = None,
+    as_json: Annotated[bool, flag("--json", "Print one line of JSON per interval; errors too, on stderr.")] = False,
 ) -> int:
     """Watch a running pipeline: its channels, positions, lag and rates, and who waits for whom.
 

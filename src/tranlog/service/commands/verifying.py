@@ -21,7 +21,7 @@ from tranlog.pipeline.upkeep.verify import TableVerdict, select_tables, verify_t
 from tranlog.service.commands.live_verifying import print_result, verify_live
 from tranlog.service.commands.orders import Ask, PipelineName, Timeout, config_of, reaching
 from tranlog.service.config.config import Config
-from tranlog.service.frame.command import AsJson, print_json, say
+from tranlog.service.frame.command import AsJson, flag, option, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import WithinTime
@@ -45,23 +45,14 @@ def verify(
             *("--table", "-table", "--tables", "-tables"), metavar="SCHEMA.TABLE,...", help="Only these; repeatable."
         ),
     ] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", "-rows", metavar="N", min=0, help="Name the first N differing keys of each table.")
-    ] = 3,
+    rows: Annotated[int, option("--rows", "N", "Name the first N differing keys of each table.", min=0)] = 3,
     wait_s: Annotated[
-        float,
-        typer.Option(
-            "--wait", "-wait", metavar="S", min=0, help="Compare again for up to S seconds until all is equal."
-        ),
+        float, option("--wait", "S", "Compare again for up to S seconds until all is equal.", min=0)
     ] = 0.0,
-    live: Annotated[
-        bool, typer.Option("--live", "-live", help="At one position of the log, while both sides are written.")
-    ] = False,
+    live: Annotated[bool, flag("--live", "At one position of the log, while both sides are written.")] = False,
     pipeline: PipelineName = None,
     timeout_s: Timeout = 600.0,
-    repair: Annotated[
-        bool, typer.Option("--repair", "-repair", help="With --live: load tables that differ again, and verify again.")
-    ] = False,
+    repair: Annotated[bool, flag("--repair", "With --live: load tables that differ again, and verify again.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Compare the source with the target, row by row.
@@ -124,9 +115,7 @@ def verify(
 def check(
     ctx: typer.Context,
     asks: Ask,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
-    ] = None,
+    table: Annotated[list[str] | None, option("--table", "SCHEMA.TABLE", "Only this one; repeatable.")] = None,
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> int:

@@ -36,9 +36,23 @@ logger = logging.getLogger(__name__)
 
 HELP_NAMES: Final = {"help_option_names": ["-h", "-help", "--help"]}
 GLOBAL_FLAGS: Final = ("--debug", "--verbose")
+
+
+def flag(name: str, text: str, **more: Any) -> Any:
+    """Return an option by its help, spelled with two dashes and with one; `name` is how errors spell it first."""
+    other = name[1:] if name.startswith("--") else f"-{name}"
+    return typer.Option(name, other, help=text, **more)
+
+
+def option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
+    """Return an option that takes a value; as `flag`."""
+    return flag(name, text, metavar=metavar, **more)
+
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")]
-AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
+AsJson = Annotated[bool, flag("--json", "Print one line of JSON; errors too, on stderr.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
 
 def _print_version(wanted: bool) -> None:

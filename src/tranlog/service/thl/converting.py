@@ -9,7 +9,7 @@ import typer
 
 from tranlog.codecs.converting import MEANINGS, Conversion, Finding, convert
 from tranlog.codecs.opening import Codec
-from tranlog.service.frame.command import answer, say
+from tranlog.service.frame.command import answer, flag, option, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 
@@ -55,11 +55,9 @@ def outcome_line(done: Conversion) -> str:
 def convert_command(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A log directory of either codec.")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="A directory; its parent exists.")],
-    to: Annotated[Codec | None, typer.Option("-to", "--to", help="The codec of DST; default: the other one.")] = None,
-    lossy: Annotated[
-        bool, typer.Option("-lossy", "--lossy", help="Leave out what the other codec cannot express.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    to: Annotated[Codec | None, option("-to", None, "The codec of DST; default: the other one.")] = None,
+    lossy: Annotated[bool, flag("-lossy", "Leave out what the other codec cannot express.")] = False,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> int:
     """Run the command; HELP is its help."""
 

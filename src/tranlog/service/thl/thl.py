@@ -28,12 +28,15 @@ from tranlog.service.frame.command import (
     Debug,
     Verbose,
     Version,
+    Yes,
     answer,
     complete_file,
     complete_service,
     confirm,
+    flag,
     log_of,
     new_app,
+    option,
     print_json,
     require_command,
     run_app,
@@ -58,41 +61,17 @@ def locate(
     ctx: typer.Context,
     service: Annotated[
         str | None,
-        typer.Option(
-            "-service",
-            "--service",
-            metavar="NAME",
-            autocompletion=complete_service,
-            help="The service of NAME.toml or tranlog.toml here.",
-        ),
+        option("-service", "NAME", "The service of NAME.toml or tranlog.toml here.", autocompletion=complete_service),
     ] = None,
     conf: Annotated[
-        str | None,
-        typer.Option(
-            "-conf",
-            "--conf",
-            metavar="FILE",
-            autocompletion=complete_file,
-            help="The configuration; default: tranlog.toml.",
-        ),
+        str | None, option("-conf", "FILE", "The configuration; default: tranlog.toml.", autocompletion=complete_file)
     ] = None,
-    directory: Annotated[
-        str | None, typer.Option("-dir", "--dir", metavar="PATH", help="The log directory itself.")
-    ] = None,
+    directory: Annotated[str | None, option("-dir", "PATH", "The log directory itself.")] = None,
     node: Annotated[
-        str | None,
-        typer.Option(
-            "-node", "--node", metavar="URL", help="The log of a node, thl://HOST:PORT,…: for list, tail, info, index."
-        ),
+        str | None, option("-node", "URL", "The log of a node, thl://HOST:PORT,…: for list, tail, info, index.")
     ] = None,
-    tls_ca: Annotated[
-        str | None,
-        typer.Option("-tls-ca", "--tls-ca", metavar="FILE", help="With -node: the group's authority, in PEM."),
-    ] = None,
-    tls_cert: Annotated[
-        str | None,
-        typer.Option("-tls-cert", "--tls-cert", metavar="FILE", help="With -node: your certificate with its key."),
-    ] = None,
+    tls_ca: Annotated[str | None, option("-tls-ca", "FILE", "With -node: the group's authority, in PEM.")] = None,
+    tls_cert: Annotated[str | None, option("-tls-cert", "FILE", "With -node: your certificate with its key.")] = None,
     debug: Debug = False,
     verbose: Verbose = False,
     log_level: LogLevel = None,
@@ -128,7 +107,7 @@ app.command("dump")(thl_dump.dump)
 @app.command("index")
 def index(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One line of JSON per segment.")] = False,
+    as_json: Annotated[bool, flag("-json", "One line of JSON per segment.")] = False,
 ) -> None:
     """Print the segments, each with its first and last seqno; -1 for both in a segment without a transaction.
 
@@ -153,7 +132,7 @@ def index(
 @app.command("info")
 def info(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> None:
     """Print where the log is, how large it is and which seqnos it holds.
 
@@ -188,15 +167,11 @@ def skip() -> int:
 @app.command("purge")
 def purge(
     ctx: typer.Context,
-    seqno: Annotated[
-        int | None, typer.Option("-seqno", "--seqno", metavar="N", min=0, help="Only this one: the first or the last.")
-    ] = None,
-    low: Annotated[int | None, typer.Option("-low", "--low", metavar="N", min=0, help="From this seqno on.")] = None,
-    high: Annotated[
-        int | None, typer.Option("-high", "--high", metavar="N", min=0, help="Up to this seqno, inclusive.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    seqno: Annotated[int | None, option("-seqno", "N", "Only this one: the first or the last.", min=0)] = None,
+    low: Annotated[int | None, option("-low", "N", "From this seqno on.", min=0)] = None,
+    high: Annotated[int | None, option("-high", "N", "Up to this seqno, inclusive.", min=0)] = None,
+    yes: Yes = False,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> None:
     """Remove transactions from one end of the log. Needs the writer's lock: stop the process that writes it.
 
@@ -231,7 +206,7 @@ def purge(
 @app.command("verify")
 def verify(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> int:
     """Read every record and check it: framing, checksums, the order of seqnos, fragments and segments.
 
@@ -264,16 +239,16 @@ def repair(
     ctx: typer.Context,
     keep: Annotated[
         Keep,
-        typer.Option(
+        option(
             "-keep",
-            "--keep",
-            help="Where transactions are missing: keep the front, all before the first damage, or the back, all "
+            None,
+            "Where transactions are missing: keep the front, all before the first damage, or the back, all "
             "segments after the last damage.",
         ),
     ] = Keep.FRONT,
-    dry_run: Annotated[bool, typer.Option("-dry-run", "--dry-run", help="Only show what would be done.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    dry_run: Annotated[bool, flag("-dry-run", "Only show what would be done.")] = False,
+    yes: Yes = False,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> int:
     """Make a damaged log one that opens and verifies clean, and say what was lost.
 
@@ -329,13 +304,10 @@ def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="A log directory of either codec.")],
     other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     full: Annotated[
-        bool,
-        typer.Option("-full", "--full", help="Read and compare everything, instead of searching for the first one."),
+        bool, flag("-full", "Read and compare everything, instead of searching for the first one.")
     ] = False,
-    shown: Annotated[
-        int, typer.Option("-shown", "--shown", metavar="N", min=0, help="How many transactions to list of each.")
-    ] = SHOWN,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    shown: Annotated[int, option("-shown", "N", "How many transactions to list of each.", min=0)] = SHOWN,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> int:
     """Print where two logs first differ, and what only one of them has.
 

@@ -12,7 +12,7 @@ import typer
 
 from tranlog.codecs.fields import Field, Found, find_fragment, is_segment_name, record_at, record_fields
 from tranlog.codecs.opening import Codec, codec_of
-from tranlog.service.frame.command import log_of, print_json, say
+from tranlog.service.frame.command import flag, log_of, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl.thl_list import HexOption, SeqnoOption
 
@@ -39,18 +39,14 @@ def dump(
     ctx: typer.Context,
     seqno: SeqnoOption = None,
     fragno: Annotated[
-        int | None,
-        typer.Option("-fragno", "--fragno", metavar="N", min=0, help="Which of its fragments; if spilled, the chunk."),
+        int | None, option("-fragno", "N", "Which of its fragments; if spilled, the chunk.", min=0)
     ] = None,
     file: Annotated[
-        str | None,
-        typer.Option("-file", "--file", metavar="NAME", help="The record at -offset of this segment or spill segment."),
+        str | None, option("-file", "NAME", "The record at -offset of this segment or spill segment.")
     ] = None,
-    offset: Annotated[
-        int, typer.Option("-offset", "--offset", metavar="N", min=0, help="Its first byte; 0 is the segment's header.")
-    ] = 0,
+    offset: Annotated[int, option("-offset", "N", "Its first byte; 0 is the segment's header.", min=0)] = 0,
     hexadecimal: HexOption = False,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> int:
     """Print the fields of one record with their offsets, lengths and values, and whether its checksum holds.
 

@@ -31,7 +31,7 @@ from tranlog.codecs.shown import (
 from tranlog.ids import Gtid, Seqno, segment_number
 from tranlog.listing import Style, json_array, python_charset
 from tranlog.log.reading.lookup import parse_time
-from tranlog.service.frame.command import say, stop_signals
+from tranlog.service.frame.command import flag, option, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.service.thl.located import open_shown
@@ -188,36 +188,18 @@ def style_of(*, specs: bool, charset: str | None, hexadecimal: bool, timezone: s
     return Style(specs=specs, charset=charset, hex=hexadecimal, **({} if plain else {"zone": zone}))
 
 
-SeqnoOption = Annotated[int | None, typer.Option("-seqno", "--seqno", metavar="N", help="Only this transaction.")]
-LowOption = Annotated[int | None, typer.Option("-low", "--low", metavar="N", help="From this seqno on.")]
-HighOption = Annotated[int | None, typer.Option("-high", "--high", metavar="N", help="Up to this seqno, inclusive.")]
-GtidOption = Annotated[
-    str | None,
-    typer.Option("-gtid", "--gtid", metavar="GTID", help="Only this one: 'GTID(1, 15)', or base64 of 16 bytes."),
-]
-SqlOption = Annotated[
-    bool, typer.Option("-sql", "--sql", help="Statements only, `;` after each; row changes as comments.")
-]
-SpecsOption = Annotated[
-    bool, typer.Option("-specs", "--specs", help="With each column's name its type, length and more.")
-]
-HeadersOption = Annotated[
-    bool, typer.Option("-headers", "--headers", help="One line per fragment: seqno, epoch, fragno, last, time, ids.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("-json", "--json", help="One line of JSON per fragment; with -headers one JSON array.")
-]
-CharsetOption = Annotated[
-    str | None,
-    typer.Option("-charset", "--charset", metavar="NAME", help="Read bytes as text of this charset, e.g. latin1."),
-]
-HexOption = Annotated[bool, typer.Option("-hex", "--hex", help="Show bytes in hexadecimal, whatever the charset.")]
-TimezoneOption = Annotated[
-    str, typer.Option("-timezone", "--timezone", metavar="ZONE", help="Show times in this zone, e.g. Europe/Berlin.")
-]
-NoChecksumOption = Annotated[
-    bool, typer.Option("-no-checksum", "--no-checksum", help="Also show records whose checksum does not match.")
-]
+SeqnoOption = Annotated[int | None, option("-seqno", "N", "Only this transaction.")]
+LowOption = Annotated[int | None, option("-low", "N", "From this seqno on.")]
+HighOption = Annotated[int | None, option("-high", "N", "Up to this seqno, inclusive.")]
+GtidOption = Annotated[str | None, option("-gtid", "GTID", "Only this one: 'GTID(1, 15)', or base64 of 16 bytes.")]
+SqlOption = Annotated[bool, flag("-sql", "Statements only, `;` after each; row changes as comments.")]
+SpecsOption = Annotated[bool, flag("-specs", "With each column's name its type, length and more.")]
+HeadersOption = Annotated[bool, flag("-headers", "One line per fragment: seqno, epoch, fragno, last, time, ids.")]
+JsonOption = Annotated[bool, flag("-json", "One line of JSON per fragment; with -headers one JSON array.")]
+CharsetOption = Annotated[str | None, option("-charset", "NAME", "Read bytes as text of this charset, e.g. latin1.")]
+HexOption = Annotated[bool, flag("-hex", "Show bytes in hexadecimal, whatever the charset.")]
+TimezoneOption = Annotated[str, option("-timezone", "ZONE", "Show times in this zone, e.g. Europe/Berlin.")]
+NoChecksumOption = Annotated[bool, flag("-no-checksum", "Also show records whose checksum does not match.")]
 
 
 def list_(
@@ -225,33 +207,24 @@ def list_(
     seqno: SeqnoOption = None,
     low: LowOption = None,
     high: HighOption = None,
-    last: Annotated[
-        int | None, typer.Option("-last", "--last", metavar="N", min=1, help="The last N transactions.")
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option("-file", "--file", metavar="NAME", help="The transactions of this segment.")
-    ] = None,
+    last: Annotated[int | None, option("-last", "N", "The last N transactions.", min=1)] = None,
+    file: Annotated[str | None, option("-file", "NAME", "The transactions of this segment.")] = None,
     gtid: GtidOption = None,
     time: Annotated[
         str | None,
-        typer.Option(
+        option(
             "-time",
-            "--time",
-            metavar="TIME",
-            help="From the first one in the log that was committed at this time or later, e.g. '2011-07-01 15:15:17'; "
+            "TIME",
+            "From the first one in the log that was committed at this time or later, e.g. '2011-07-01 15:15:17'; "
             "UTC unless it names an offset.",
         ),
     ] = None,
-    event: Annotated[
-        str | None,
-        typer.Option("-event", "--event", metavar="ID", help="Only the newest one with this event id."),
-    ] = None,
+    event: Annotated[str | None, option("-event", "ID", "Only the newest one with this event id.")] = None,
     abandoned: Annotated[
         bool,
-        typer.Option(
+        flag(
             "-abandoned",
-            "--abandoned",
-            help="What rollbacks abandoned and the files still hold, each run after the mark that abandoned it.",
+            "What rollbacks abandoned and the files still hold, each run after the mark that abandoned it.",
         ),
     ] = False,
     sql: SqlOption = False,
@@ -262,9 +235,7 @@ def list_(
     hexadecimal: HexOption = False,
     timezone: TimezoneOption = "UTC",
     no_checksum: NoChecksumOption = False,
-    by: Annotated[
-        int | None, typer.Option("-by", "--by", metavar="N", hidden=True, help="Ignored, as it always was.")
-    ] = None,
+    by: Annotated[int | None, option("-by", "N", "Ignored, as it always was.", hidden=True)] = None,
 ) -> int:
     """Print transactions, fragment by fragment, up to the last one that readers may see.
 
@@ -357,14 +328,11 @@ def tail(
     follow: Annotated[
         bool, typer.Option("-f", "-follow", "--follow", help="Keep printing new transactions, until Ctrl-C.")
     ] = False,
-    hold: Annotated[
-        str | None,
-        typer.Option("-hold", "--hold", metavar="NAME", help="With -f: keep what is not printed from being purged."),
-    ] = None,
+    hold: Annotated[str | None, option("-hold", "NAME", "With -f: keep what is not printed from being purged.")] = None,
     sql: SqlOption = False,
     specs: SpecsOption = False,
     headers: HeadersOption = False,
-    as_json: Annotated[bool, typer.Option("-json", "--json", help="One line of JSON per fragment.")] = False,
+    as_json: Annotated[bool, flag("-json", "One line of JSON per fragment.")] = False,
     charset: CharsetOption = None,
     hexadecimal: HexOption = False,
     timezone: TimezoneOption = "UTC",

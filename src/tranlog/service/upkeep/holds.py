@@ -17,7 +17,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import PipelineHeldError, TranlogError
 from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
 from tranlog.service.config.config import find_log
-from tranlog.service.frame.command import AsJson, answer, confirm, new_app, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, new_app, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -86,7 +86,7 @@ def drop(
     name: Annotated[
         str, typer.Argument(metavar="NAME", autocompletion=_complete, help="As `tranlog hold list` shows it.")
     ],
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> int:

@@ -13,7 +13,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.rules.critical_path import CriticalPath
 from tranlog.pipeline.upkeep.critical_path import critical_path as path_of
 from tranlog.pipeline.upkeep.critical_path import name_of
-from tranlog.service.frame.command import AsJson, answer
+from tranlog.service.frame.command import AsJson, answer, option
 from tranlog.service.frame.progress import Progress
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -21,13 +21,8 @@ from tranlog.service.upkeep.segments import Directory, log_of
 
 def critical_path(
     ctx: typer.Context,
-    first: Annotated[
-        int | None,
-        typer.Option("--from", "-from", metavar="SEQNO", min=0, help="The first seqno; default: the log's first."),
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--to", "-to", metavar="SEQNO", min=0, help="The last seqno; default: the log's last.")
-    ] = None,
+    first: Annotated[int | None, option("--from", "SEQNO", "The first seqno; default: the log's first.", min=0)] = None,
+    last: Annotated[int | None, option("--to", "SEQNO", "The last seqno; default: the log's last.", min=0)] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:

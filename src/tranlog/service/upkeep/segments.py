@@ -30,7 +30,7 @@ from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.service.config.config import find_log
-from tranlog.service.frame.command import AsJson, answer, confirm, new_app, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, flag, new_app, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.service.frame.tables import table_lines
@@ -45,10 +45,7 @@ log_app = new_app(
     help="The segments of the log: look at them, add one, trim the oldest.\n\n\b\nExample:\n  tranlog log segments"
 )
 
-Directory = Annotated[
-    str | None,
-    typer.Option("--dir", "-dir", metavar="PATH", help="The log directory itself, without a configuration."),
-]
+Directory = Annotated[str | None, option("--dir", "PATH", "The log directory itself, without a configuration.")]
 
 
 def log_of(ctx: typer.Context, directory: str | None) -> str:
@@ -323,22 +320,15 @@ def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False
 @log_app.command("trim")
 def trim(
     ctx: typer.Context,
-    to_gtid: Annotated[
-        str | None,
-        typer.Option("--to-gtid", "-to-gtid", metavar="GTID", help="Up to this transaction, inclusive."),
-    ] = None,
+    to_gtid: Annotated[str | None, option("--to-gtid", "GTID", "Up to this transaction, inclusive.")] = None,
     to_time: Annotated[
-        str | None,
-        typer.Option("--to-time", "-to-time", metavar="TIME", help="Segments that were closed by this time, in UTC."),
+        str | None, option("--to-time", "TIME", "Segments that were closed by this time, in UTC.")
     ] = None,
     past_holds: Annotated[
-        bool,
-        typer.Option(
-            "--past-holds", "-past-holds", help="Even if a pipeline or a follower still needs it; it will report so."
-        ),
+        bool, flag("--past-holds", "Even if a pipeline or a follower still needs it; it will report so.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only show what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only show what would be removed.")] = False,
+    yes: Yes = False,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> int:
