@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Annotated, Any, Final, Literal
 
@@ -386,25 +386,24 @@ def _apply_text(status: ApplyStatus) -> str:
 
 
 def _show_apply(done: ApplyResult | None, as_json: bool) -> None:
-    if as_json:
-        print_json(msgspec.to_builtins(done))
-        return
+    answer(msgspec.to_builtins(done), _applied_lines(done), as_json)
+    for note in () if done is None or as_json else done.status.notes:
+        say(f"apply: {note}")
+
+
+def _applied_lines(done: ApplyResult | None) -> Iterator[str]:
     if done is None:
-        print("nothing was applied")
+        yield "nothing was applied"
         return
     now = done.status
     total = now.total
-    print(
+    yield (
         f"applied up to seqno {now.restart_seqno} of {now.committed_seqno}; since this pipeline's first start "
         f"{total.transactions} transactions, {total.changes} changes, {total.sections} serial sections"
     )
     for one in now.channels:
-        print(
-            f"  channel {one.channel}: seqno {one.applied_seqno}, {one.counters.transactions} transactions, "
-            f"{one.counters.changes} changes"
-        )
-    for note in now.notes:
-        say(f"apply: {note}")
+        done_here = f"{one.counters.transactions} transactions, {one.counters.changes} changes"
+        yield f"  channel {one.channel}: seqno {one.applied_seqno}, {done_here}"
 
 
 @app.command("spark-package")
@@ -625,13 +624,15 @@ def position_get(ctx: typer.Context, pipeline: PipelineName = None, as_json: AsJ
 
 
 def _show_rows(pipeline: str, rows: Sequence[ChannelRow], as_json: bool) -> None:
-    if as_json:
-        print_json({"pipeline": pipeline, "channels": [dataclasses.asdict(row) for row in rows]})
-    elif not rows:
-        print(f"pipeline {pipeline} has no position at this target")
-    for row in () if as_json else rows:
-        stands = f"GTID({row.epoch}, {row.applied_seqno}), event id {row.event_id!r}, {time_text(row.tstamp)} UTC"
-        print(f"channel {row.channel}: {stands if row.epoch else f'before seqno {row.applied_seqno + 1}'}")
+    lines = [f"channel {row.channel}: {_stands(row)}" for row in rows]
+    shown = {"pipeline": pipeline, "channels": [dataclasses.asdict(row) for row in rows]}
+    answer(shown, lines or f"pipeline {pipeline} has no position at this target", as_json)
+
+
+def _stands(row: ChannelRow) -> str:
+    if not row.epoch:
+        return f"before seqno {row.applied_seqno + 1}"
+    return f"GTID({row.epoch}, {row.applied_seqno}), event id {row.event_id!r}, {time_text(row.tstamp)} UTC"
 
 
 @position_app.command("set")

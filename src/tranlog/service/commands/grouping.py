@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from tranlog.replication.acting.orders import MemberStatus, NodeStatus
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
-from tranlog.service.frame.command import AsJson, new_app, print_json, require_command, say, stop_signals
+from tranlog.service.frame.command import AsJson, answer, new_app, print_json, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.process.api import AddNode, ByName, Freeze, Reconfigure, RestoreNode, StepDown, SyncFrom
 from tranlog.service.process.client import GRACE_S
@@ -39,16 +40,6 @@ group_app = new_app(help="A group of nodes that replicate a log.\n\n\b\nExample:
 _ADD_S = 660.0
 _RESTORE_S = 86_400.0
 Name = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
-
-
-@node_app.callback()
-def _node(ctx: typer.Context) -> None:
-    require_command(ctx)
-
-
-@group_app.callback()
-def _group(ctx: typer.Context) -> None:
-    require_command(ctx)
 
 
 @node_app.command("run")
@@ -109,20 +100,21 @@ def node_status(asks: Ask, as_json: AsJson = False) -> int:
       tranlog --conf a.toml node status
     """
     found = _status(asks)
-    if as_json:
-        print_json(_in_all_forms(msgspec.to_builtins(msgspec.structs.replace(found, members=[]))))
-    else:
-        print(
-            f"node {found.name} of group {found.group} is {found.state}, epoch {found.epoch}, log up to {found.last}, "
-            f"durable {found.durable}, committed {found.committed}"
-        )
-        if found.fatal:
-            print(f"  {found.fatal}")
-            print(f"  Next: tranlog group restore {found.name}")
-        if found.restore is not None:
-            print(f"  its log comes: {found.restore}")
-        _say_who_waits(found)
+    answer(_in_all_forms(msgspec.to_builtins(msgspec.structs.replace(found, members=[]))), _node_lines(found), as_json)
     return ExitCode.DONE if found.state in ("PRIMARY", "REPLICA", "WITNESS") else ExitCode.CHECK_FAILED
+
+
+def _node_lines(found: NodeStatus) -> Iterator[str]:
+    yield (
+        f"node {found.name} of group {found.group} is {found.state}, epoch {found.epoch}, log up to {found.last}, "
+        f"durable {found.durable}, committed {found.committed}"
+    )
+    if found.fatal:
+        yield f"  {found.fatal}"
+        yield f"  Next: tranlog group restore {found.name}"
+    if found.restore is not None:
+        yield f"  its log comes: {found.restore}"
+    yield from _who_waits(found)
 
 
 def _in_all_forms(told: Any) -> Any:
@@ -154,10 +146,9 @@ def init(ctx: typer.Context, as_json: AsJson = False) -> None:
     """
     options = node_options(config_of(ctx))
     stored = found_group(options)
-    if as_json:
-        print_json({"group": options.group, "id": stored.group, "name": options.node, "node": stored.node})
-    else:
-        print(f"group {options.group} ({stored.group}) has one node, {options.node} at {options.reached_at}")
+    shown = {"group": options.group, "id": stored.group, "name": options.node, "node": stored.node}
+    line = f"group {options.group} ({stored.group}) has one node, {options.node} at {options.reached_at}"
+    answer(shown, line, as_json)
 
 
 @group_app.command("status")
@@ -170,14 +161,15 @@ def status(asks: Ask, as_json: AsJson = False) -> int:
       tranlog --conf b.toml group status
     """
     found = _status(asks)
-    if as_json:
-        print_json(_in_all_forms(msgspec.to_builtins(found)))
-    else:
-        print(f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}")
-        for one in found.members:
-            print(f"  {one.name:12} {', '.join(word for word in _words(one) if word)}")
-        _say_who_waits(found)
+    answer(_in_all_forms(msgspec.to_builtins(found)), _group_lines(found), as_json)
     return ExitCode.DONE if found.primary is not None else ExitCode.CHECK_FAILED
+
+
+def _group_lines(found: NodeStatus) -> Iterator[str]:
+    yield f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}"
+    for one in found.members:
+        yield f"  {one.name:12} {', '.join(filter(None, _words(one)))}"
+    yield from _who_waits(found)
 
 
 def _words(one: MemberStatus) -> list[str]:
@@ -193,9 +185,9 @@ def _words(one: MemberStatus) -> list[str]:
     ]
 
 
-def _say_who_waits(found: NodeStatus) -> None:
+def _who_waits(found: NodeStatus) -> Iterator[str]:
     if found.writers_wait_for:
-        print(f"  writers wait for {found.writers_wait_for}, which lacks {found.lag_bytes} bytes of the log")
+        yield f"  writers wait for {found.writers_wait_for}, which lacks {found.lag_bytes} bytes of the log"
 
 
 @group_app.command("who")
@@ -208,10 +200,7 @@ def who(asks: Ask, as_json: AsJson = False) -> int:
       tranlog --conf b.toml group who
     """
     found = _status(asks)
-    if as_json:
-        print_json({"primary": found.primary, "epoch": found.epoch})
-    elif found.primary is not None:
-        print(found.primary)
+    answer({"primary": found.primary, "epoch": found.epoch}, found.primary or (), as_json)
     return ExitCode.DONE if found.primary is not None else ExitCode.CHECK_FAILED
 
 
@@ -291,10 +280,7 @@ def remove(
       tranlog --conf a.toml group remove c
     """
     found = asks("/group/remove", ByName(name=name), timeout_s=_ADD_S)
-    if as_json:
-        print_json(found)
-    else:
-        print(f"node {name} is not in the group any more")
+    answer(found, f"node {name} is not in the group any more", as_json)
 
 
 @group_app.command("restore")
@@ -318,10 +304,7 @@ def restore(
       tranlog --conf c.toml node status
     """
     found = asks("/group/restore", RestoreNode(name=name, source=source), timeout_s=_RESTORE_S)
-    if as_json:
-        print_json(found)
-    else:
-        print(f"node {name} has a new log, and follows")
+    answer(found, f"node {name} has a new log, and follows", as_json)
 
 
 @group_app.command("reconfigure")
@@ -344,10 +327,7 @@ def reconfigure(
       tranlog --conf a.toml group reconfigure --force --without b --without c
     """
     found = asks("/group/reconfigure", Reconfigure(force=force, without=tuple(without or ())))
-    if as_json:
-        print_json(found)
-    else:
-        print(f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}")
+    answer(found, f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}", as_json)
 
 
 @group_app.command("freeze")
@@ -365,10 +345,7 @@ def freeze(
       tranlog --conf a.toml group freeze c 120
     """
     found = asks("/group/freeze", Freeze(name=name, seconds=seconds))
-    if as_json:
-        print_json(found)
-    else:
-        print(f"node {name} does not stand for {seconds:g} s")
+    answer(found, f"node {name} does not stand for {seconds:g} s", as_json)
 
 
 @group_app.command("sync-from")
@@ -386,10 +363,7 @@ def sync_from(
       tranlog --conf a.toml group sync-from c b
     """
     found = asks("/group/sync-from", SyncFrom(name=name, source=source))
-    if as_json:
-        print_json(found)
-    else:
-        print(f"node {name} follows {source} where it can")
+    answer(found, f"node {name} follows {source} where it can", as_json)
 
 
 @group_app.command("step-down")
@@ -408,7 +382,4 @@ def step_down(
     """
     wanted = StepDown(within_s=within, force=force)
     found = asks("/group/step-down", wanted, timeout_s=within + GRACE_S)
-    if as_json:
-        print_json(found)
-    else:
-        print(f"{found['stepped_down']} is primary no more")
+    answer(found, f"{found['stepped_down']} is primary no more", as_json)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import typer
 
 from tranlog.service.commands.orders import config_of
-from tranlog.service.frame.command import AsJson, Yes, confirm, new_app, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, new_app, say
 from tranlog.service.frame.tables import table_lines
 from tranlog.source.kinds import SourceObject, source_kind
 
@@ -16,12 +16,9 @@ source_app = new_app(help="What capture installed at the source.\n\n\b\nExample:
 
 
 def _show(found: list[SourceObject], as_json: bool) -> None:
-    if as_json:
-        print_json({"installed": [one._asdict() for one in found]})
-        return
     cells = [(one.kind, one.name, one.state, "yes" if one.configured else "no") for one in found]
-    for line in table_lines(("kind", "name", "state", "of this configuration"), cells) if cells else ():
-        print(line)
+    lines = table_lines(("kind", "name", "state", "of this configuration"), cells)
+    answer({"installed": [one._asdict() for one in found]}, lines, as_json)
 
 
 @source_app.command("list")

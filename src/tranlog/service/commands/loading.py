@@ -19,7 +19,7 @@ from tranlog.loads import ANY_PIPELINE
 from tranlog.pipeline.upkeep.verify import select_tables
 from tranlog.service.commands.orders import config_of
 from tranlog.service.config.sections import LOADABLE
-from tranlog.service.frame.command import AsJson, flag, option, print_json
+from tranlog.service.frame.command import AsJson, answer, flag, option
 from tranlog.service.show.loads import load_text
 from tranlog.source.kinds import SourceOptions, source_kind
 
@@ -85,13 +85,7 @@ def load(
     elif which is not None and tables is None:
         raise typer.BadParameter("say what to tell it: --pause, --resume, --give-up", param_hint="--load")
     found = read_requests(config.log_dir)
-    if as_json:
-        print_json({"loads": found})
-        return
-    for one in found:
-        print(load_text(one))
-    if not found:
-        print("no load is under way")
+    answer({"loads": found}, map(load_text, found) if found else "no load is under way", as_json)
 
 
 def _check_tables(source: SourceOptions, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import typer
 from tranlog.queues.backup import restore_store
 from tranlog.queues.by_hand import StoreVerdict, open_by_hand
 from tranlog.service.commands.queue_words import CatalogName, ConnectUrl, StoreDir
-from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.frame.command import AsJson, answer
 from tranlog.service.process.api import BackUp
 from tranlog.service.process.store_part import store_part
 
@@ -65,10 +65,12 @@ def restore(
 
 
 def _print(done: str, to: str, found: StoreVerdict, as_json: bool) -> None:
-    if as_json:
-        print_json({"directory": to, **msgspec.structs.asdict(found)})
-        return
-    print(
-        f"{done} {to}: {found.containers} containers, {found.messages} messages, {found.queues} queues, "
+    answer({"directory": to, **msgspec.structs.asdict(found)}, f"{done} {to}: {store_text(found)}", as_json)
+
+
+def store_text(found: StoreVerdict) -> str:
+    """Return how much a store holds that was checked."""
+    return (
+        f"{found.containers} containers, {found.messages} messages, {found.queues} queues, "
         f"{found.in_doubt} transactions in doubt"
     )

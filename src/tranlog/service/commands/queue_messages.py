@@ -34,7 +34,7 @@ from tranlog.service.commands.queue_words import (
     by_hand_or_owner,
     headers_of,
 )
-from tranlog.service.frame.command import AsJson, Yes, confirm, flag, option, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, flag, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import AnswerMessage, ByName, Peek, PublishMessage, TakeMessage
@@ -204,15 +204,11 @@ def peek(
     """
     with store_looks(directory) as store:
         found = store.peek(Peek(queue=queue, count=count))
-    if as_json:
-        rows = [{**msgspec.structs.asdict(one), "begins": one.begins.decode(errors="replace")} for one in found]
-        print_json({"messages": rows})
-    else:
-        listed = [(one.id, one.bytes, one.attempts, str(one.begins)[2:-1]) for one in found]
-        for line in table_lines(("id", ">bytes", ">attempts", "begins"), listed) if listed else ():
-            print(line)
-        if not found:
-            say(f"no message waits on {queue}")
+    rows = [{**msgspec.structs.asdict(one), "begins": one.begins.decode(errors="replace")} for one in found]
+    listed = [(one.id, one.bytes, one.attempts, str(one.begins)[2:-1]) for one in found]
+    answer({"messages": rows}, table_lines(("id", ">bytes", ">attempts", "begins"), listed), as_json)
+    if not found and not as_json:
+        say(f"no message waits on {queue}")
     return ExitCode.DONE if found else ExitCode.CHECK_FAILED
 
 
@@ -228,7 +224,4 @@ def purge(directory: StoreDir, queue: QueueName, yes: Yes = False, as_json: AsJs
         if found is not None and found.waiting and not yes:
             confirm(f"Take {found.waiting} messages off the queue {queue}?")
         count = store.purge(ByName(name=queue)).messages
-    if as_json:
-        print_json({"purged": count, "queue": queue})
-        return
-    print(f"took {count} messages off {queue}")
+    answer({"purged": count, "queue": queue}, f"took {count} messages off {queue}", as_json)

@@ -27,7 +27,7 @@ from tranlog.service.commands.queue_words import (
     by_hand_or_owner,
     headers_of,
 )
-from tranlog.service.frame.command import AsJson, Yes, confirm, flag, option, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, flag, option, say
 from tranlog.service.process.api import Bind, ByName, DeclareExchange, DeclareQueue
 from tranlog.service.process.store_part import store_part
 
@@ -143,11 +143,8 @@ def declare(
             store.declare(DeclareQueue(queue=name, transient=transient))
         else:
             store.declare_exchange(DeclareExchange(exchange=name, kind=exchange, alternate=alternate))
-    if as_json:
-        told = {"declared": name, "exchange": exchange, "transient": transient, "store_created": created}
-        print_json(told)
-        return
-    print(f"declared the {'queue' if exchange is None else f'{exchange} exchange'} {name}")
+    told = {"declared": name, "exchange": exchange, "transient": transient, "store_created": created}
+    answer(told, f"declared the {'queue' if exchange is None else f'{exchange} exchange'} {name}", as_json)
 
 
 def delete(
@@ -173,10 +170,8 @@ def delete(
             if waiting and not yes:
                 confirm(f"Delete the queue {name} with {waiting} messages?")
         (store.delete_exchange if exchange else store.delete)(ByName(name=name))
-    if as_json:
-        print_json({"deleted": name, "messages": waiting})
-        return
-    print(f"deleted the exchange {name}" if exchange else f"deleted the queue {name} with {waiting} messages")
+    line = f"deleted the exchange {name}" if exchange else f"deleted the queue {name} with {waiting} messages"
+    answer({"deleted": name, "messages": waiting}, line, as_json)
 
 
 def _binding_command(done: str, told: str) -> Callable[..., None]:
@@ -194,10 +189,8 @@ def _binding_command(done: str, told: str) -> Callable[..., None]:
         asked = _binding(exchange, name, to_exchange, key, headers)
         with store_part(directory, open_by_hand) as store:
             (store.bind if done == "bound" else store.unbind)(asked)
-        if as_json:
-            print_json({done: {"exchange": exchange, "to": name, "key": key}})
-            return
-        print(f"{done} {exchange} {'to' if done == 'bound' else 'from'} {name}, key {key!r}")
+        line = f"{done} {exchange} {'to' if done == 'bound' else 'from'} {name}, key {key!r}"
+        answer({done: {"exchange": exchange, "to": name, "key": key}}, line, as_json)
 
     command.__doc__ = told
     return command

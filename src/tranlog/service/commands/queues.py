@@ -8,7 +8,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
@@ -17,13 +17,13 @@ import typer
 from tranlog.ids import Lsn, lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
-from tranlog.queues.standing import QueueStanding
-from tranlog.service.commands.queue_copies import add_copies
+from tranlog.queues.standing import QueueStanding, StoreStatus
+from tranlog.service.commands.queue_copies import add_copies, store_text
 from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
 from tranlog.service.commands.queue_words import StoreDir
-from tranlog.service.frame.command import AsJson, Yes, confirm, new_app, option, print_json, require_command
-from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, new_app, option
+from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.process.api import ByName, Decide
 from tranlog.service.process.store_part import store_looks, store_part
@@ -41,21 +41,6 @@ add_names(queue_app)
 add_copies(queue_app)
 
 
-@queue_app.callback()
-def _queue(ctx: typer.Context) -> None:
-    require_command(ctx)
-
-
-@in_doubt_app.callback()
-def _in_doubt(ctx: typer.Context) -> None:
-    require_command(ctx)
-
-
-@producer_app.callback()
-def _producer(ctx: typer.Context) -> None:
-    require_command(ctx)
-
-
 @queue_app.command("containers")
 def containers(directory: StoreDir, as_json: AsJson = False) -> None:
     """List the containers: in use or free, what is written there, what of it is still needed.
@@ -71,25 +56,14 @@ def containers(directory: StoreDir, as_json: AsJson = False) -> None:
     for one in found:
         places = {"first_lsn": _lsn_or_none(one.first_lsn), "last_lsn": _lsn_or_none(one.last_lsn)}
         rows.append({**msgspec.structs.asdict(one), **places})
-    if as_json:
-        print_json({"containers": rows})
-        return
     keys = ("epoch", "first_lsn", "last_lsn", "written_bytes", "needed", "needed_bytes")
-    _print_table(
-        (">number", "state", ">epoch", "first", "last", ">bytes written", ">needed", ">bytes needed"),
-        ((row["number"], *(["free"] if row["free"] else ["in use", *(row[key] for key in keys)])) for row in rows),
-    )
+    heads = (">number", "state", ">epoch", "first", "last", ">bytes written", ">needed", ">bytes needed")
+    cells = ((row["number"], *(["free"] if row["free"] else ["in use", *(row[key] for key in keys)])) for row in rows)
+    answer({"containers": rows}, table_lines(heads, cells), as_json)
 
 
 def _lsn_or_none(place: int) -> str | None:
     return lsn_text(Lsn(place)) if place else None
-
-
-def _print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a list; nothing where it is empty."""
-    listed = list(rows)
-    for line in table_lines(heads, listed) if listed else ():
-        print(line)
 
 
 def _lsn_of(text: str) -> Lsn:
@@ -122,10 +96,7 @@ def dump(
     found = False
     for record in dump_store(directory, stream=stream, thing=None if thing is None else _lsn_of(thing)):
         found = True
-        if as_json:
-            print_json(record_fields(record))
-        else:
-            print(record_text(record))
+        print(json_line(record_fields(record)) if as_json else record_text(record))
     return ExitCode.DONE if found or thing is None else ExitCode.CHECK_FAILED
 
 
@@ -140,17 +111,12 @@ def verify(directory: StoreDir, as_json: AsJson = False) -> None:
       tranlog queue verify mail
     """
     found = verify_store(directory)
-    if as_json:
-        print_json(msgspec.structs.asdict(found))
-        return
-    print(
-        f"{found.containers} containers, {found.messages} messages, {found.queues} queues, "
-        f"{found.in_doubt} transactions in doubt: all right"
-    )
+    lines = [f"{store_text(found)}: all right"]
     if found.unknown_queues:
-        print(f"messages on {found.unknown_queues} queues that were deleted go when the store is opened")
+        lines.append(f"messages on {found.unknown_queues} queues that were deleted go when the store is opened")
     if found.torn:
-        print(f"the last write is not whole, as a crash leaves it, at {found.torn}")
+        lines.append(f"the last write is not whole, as a crash leaves it, at {found.torn}")
+    answer(found, lines, as_json)
 
 
 @queue_app.command("list")
@@ -163,19 +129,16 @@ def list_queues(directory: StoreDir, as_json: AsJson = False) -> None:
     """
     with store_looks(directory) as store:
         found = store.status().queues
-    if as_json:
-        print_json({"queues": _queues(found)})
-        return
-    _print_queues(found)
+    answer({"queues": _queues(found)}, _queue_lines(found), as_json)
 
 
 def _queues(found: Mapping[str, QueueStanding]) -> list[dict[str, object]]:
     return [{"name": name, "waiting": one.waiting, "transient": one.transient} for name, one in found.items()]
 
 
-def _print_queues(found: Mapping[str, QueueStanding]) -> None:
+def _queue_lines(found: Mapping[str, QueueStanding]) -> Iterator[str]:
     rows = ((name, one.waiting, "transient" if one.transient else "durable") for name, one in found.items())
-    _print_table(("queue", ">waiting", "kind"), rows)
+    return table_lines(("queue", ">waiting", "kind"), rows)
 
 
 @queue_app.command("pinned")
@@ -190,25 +153,14 @@ def pinned(directory: StoreDir, as_json: AsJson = False) -> None:
     """
     with store_looks(directory) as store:
         found = store.pinned()
-    if as_json:
-        rows = [{**one._asdict(), "id": lsn_text(one.id), "xid": _text(one.xid)} for one in found]
-        print_json({"pinned": rows})
-        return
+    shown = [{**one._asdict(), "id": lsn_text(one.id), "xid": _text(one.xid)} for one in found]
     heads = ("what", "id", "xid", "queues", ">age", ">bytes held back")
-    _print_table(
-        heads,
-        (
-            (
-                one.what,
-                lsn_text(one.id),
-                _text(one.xid) or None,
-                ", ".join(one.queues) or None,
-                None if one.age_ms is None else f"{one.age_ms / 1000:.0f} s",
-                one.held_bytes,
-            )
-            for one in found
-        ),
-    )
+    rows = [
+        (one.what, lsn_text(one.id), _text(one.xid) or None, ", ".join(one.queues) or None)
+        + (None if one.age_ms is None else f"{one.age_ms / 1000:.0f} s", one.held_bytes)
+        for one in found
+    ]
+    answer({"pinned": shown}, table_lines(heads, rows), as_json)
 
 
 def _text(xid: bytes) -> str:
@@ -242,27 +194,27 @@ def status(directory: StoreDir, as_json: AsJson = False) -> None:
     """
     with store_looks(directory) as store:
         found = store.status()
-    if as_json:
-        in_doubt = [_text(xid) for xid in found.in_doubt]
-        print_json({**msgspec.structs.asdict(found), "queues": _queues(found.queues), "in_doubt": in_doubt})
-        return
-    _print_queues(found.queues)
-    print(
-        f"containers: {found.containers_in_use} in use, {found.containers_free} free, "
-        f"of {found.container_bytes} bytes each"
-    )
-    print(f"pinned: {found.pinned_bytes} bytes")
-    print(f"in doubt: {len(found.in_doubt)}")
+    in_doubt = [_text(xid) for xid in found.in_doubt]
+    shown = {**msgspec.structs.asdict(found), "queues": _queues(found.queues), "in_doubt": in_doubt}
+    answer(shown, _status_lines(found), as_json)
+
+
+def _status_lines(found: StoreStatus) -> Iterator[str]:
+    yield from _queue_lines(found.queues)
+    in_use, free, size = found.containers_in_use, found.containers_free, found.container_bytes
+    yield f"containers: {in_use} in use, {free} free, of {size} bytes each"
+    yield f"pinned: {found.pinned_bytes} bytes"
+    yield f"in doubt: {len(found.in_doubt)}"
     if found.transient_messages:
-        print(f"transient: {found.transient_messages} messages, which take {found.transient_bytes} bytes of memory")
+        yield f"transient: {found.transient_messages} messages, which take {found.transient_bytes} bytes of memory"
     did = found.recovered
     end = "the store was closed cleanly" if did.clean else "the store was not closed cleanly"
-    print(
+    yield (
         f"recovery: {end}; {did.messages} messages, rolled back {did.rolled_back} transactions, "
         f"cut {did.groups_cut} groups, dropped {did.dropped} places on unknown queues, deleted {did.deleted} messages"
     )
     if did.cut is not None:
-        print(f"what was cut off is kept in {did.cut}")
+        yield f"what was cut off is kept in {did.cut}"
 
 
 @in_doubt_app.command("list")
@@ -275,10 +227,7 @@ def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
     """
     with store_looks(directory) as store:
         found = [_text(xid) for xid in store.status().in_doubt]
-    if as_json:
-        print_json({"in_doubt": found})
-        return
-    _print_table(("xid",), ((xid,) for xid in found))
+    answer({"in_doubt": found}, table_lines(("xid",), [(xid,) for xid in found]), as_json)
 
 
 def _decide(directory: str, xid: str, outcome: str, as_json: bool) -> None:
@@ -286,10 +235,7 @@ def _decide(directory: str, xid: str, outcome: str, as_json: bool) -> None:
     with store_part(directory, open_by_hand) as store:
         store.decide(Decide(xid=raw, commit=outcome == "committed"))
     xid = _text(raw)
-    if as_json:
-        print_json({"xid": xid, "outcome": outcome})
-        return
-    print(f"{outcome} {xid}")
+    answer({"xid": xid, "outcome": outcome}, f"{outcome} {xid}", as_json)
 
 
 @in_doubt_app.command("commit")
@@ -324,10 +270,8 @@ def producer_list(directory: StoreDir, as_json: AsJson = False) -> None:
     """
     with store_looks(directory) as store:
         found = store.producers()
-    if as_json:
-        print_json({"producers": [{"name": name, "number": number} for name, number in found.items()]})
-        return
-    _print_table(("producer", ">number"), found.items())
+    shown = [{"name": name, "number": number} for name, number in found.items()]
+    answer({"producers": shown}, table_lines(("producer", ">number"), found.items()), as_json)
 
 
 @producer_app.command("remove")
@@ -348,7 +292,4 @@ def producer_remove(
         if number is not None and not yes:
             confirm(f"Forget that the messages of {name} up to {number} are here?")
         store.forget_producer(ByName(name=name))
-    if as_json:
-        print_json({"removed": name, "number": number})
-        return
-    print(f"removed the producer {name}, which was at {number}")
+    answer({"removed": name, "number": number}, f"removed the producer {name}, which was at {number}", as_json)

@@ -31,7 +31,7 @@ from tranlog.replication.acting.rollback import (
     saved_rollbacks,
 )
 from tranlog.replication.rules.syncup import Saved
-from tranlog.service.frame.command import AsJson, Yes, confirm, new_app, print_json
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, new_app, print_json
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -54,16 +54,13 @@ def list_command(ctx: typer.Context, directory: Directory = None, as_json: AsJso
     path = log_of(ctx, directory)
     with _back_in(path) as is_back:
         found = [read_rollback(path, rid, is_back) for rid in saved_rollbacks(path)]
-    if as_json:
-        print_json({"rollbacks": [_named(msgspec.structs.asdict(one)) for one in found]})
-        return
+    shown = [_named(msgspec.structs.asdict(one)) for one in found]
     rows = [
         (one.rid, time_text(one.time), one.matchpoint, one.last, one.transactions, one.operations, one.back)
         for one in found
     ]
     heads = (">rollback", "time", "back to", "from", ">transactions", ">operations", ">in the log again")
-    for line in table_lines(heads, rows) if rows else ():
-        print(line)
+    answer({"rollbacks": shown}, table_lines(heads, rows), as_json)
 
 
 @contextmanager
@@ -98,10 +95,7 @@ def show(ctx: typer.Context, number: Number, directory: Directory = None, as_jso
     """
     path = _known(ctx, directory, number)
     for one in read_operations(path, number):
-        if as_json:
-            print_json(_operation(one))
-        else:
-            print("\n".join(_lines(one)))
+        answer(_operation(one), _lines(one), as_json)
 
 
 def _operation(one: Saved) -> dict[str, Any]:
@@ -206,10 +200,7 @@ def discard_command(
         confirm(f"Discard the data of {len(numbers)} rollback(s) of {path}?")
     for one in numbers:
         discard(path, one)
-    if as_json:
-        print_json({"discarded": numbers})
-    else:
-        print(f"discarded the data of {len(numbers)} rollback(s)")
+    answer({"discarded": numbers}, f"discarded the data of {len(numbers)} rollback(s)", as_json)
 
 
 def _known(ctx: typer.Context, directory: str | None, number: int) -> str:

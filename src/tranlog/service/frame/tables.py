@@ -21,9 +21,11 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[object]], *, inden
     """Yield the lines of a table: the heads, then a line for each row; more where a terminal is too narrow.
 
     A head that begins with `>` is of a column of numbers, which end below each other; None is shown as `-`. Where not
-    even the numbers have room beside each other, a row is a paragraph of heads and cells.
+    even the numbers have room beside each other, a row is a paragraph of heads and cells. No rows have no heads.
     """
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    if not cells:
+        return
     width = max(os.get_terminal_size(sys.stdout.fileno()).columns - indent, 1) if sys.stdout.isatty() else _PIPE_WIDTH
     names = [head.removeprefix(">") for head in heads]
     needed = [max([len(name), *(len(row[at]) for row in cells)]) for at, name in enumerate(names)]

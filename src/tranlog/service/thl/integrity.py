@@ -63,9 +63,10 @@ def lost_lines(lost: Lost) -> Iterator[str]:
         yield f"LOST perhaps more: it is unknown what the last {lost.unread_bytes} bytes held"
 
 
-def outcome_lines(outcome: RepairOutcome) -> Iterator[str]:
+def outcome_lines(plan: RepairPlan, outcome: RepairOutcome) -> Iterator[str]:
     """Yield how a repair went."""
     assert outcome.after is not None
+    yield from lost_lines(plan.lost)
     for path in outcome.kept_in:
         yield f"kept in {path}"
     yield f"report = {outcome.report}"

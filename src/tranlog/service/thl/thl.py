@@ -9,7 +9,7 @@ Source: thl-internals, "'thl' Utility"; docs/conformance.md, B7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Annotated, Final
 
@@ -37,7 +37,6 @@ from tranlog.service.frame.command import (
     log_of,
     new_app,
     option,
-    print_json,
     require_command,
     run_app,
     say,
@@ -120,12 +119,9 @@ def index(
         segments = log.segments()
     with closing(log):
         for one in segments:
-            if as_json:
-                print_json(
-                    {"file": one.name, "first_seqno": one.first_seqno, "last_seqno": one.last_seqno, "bytes": one.bytes}
-                )
-            else:
-                print(listing.index_line(one.name, one.first_seqno, one.last_seqno))
+            first, last = one.first_seqno, one.last_seqno
+            shown = {"file": one.name, "first_seqno": first, "last_seqno": last, "bytes": one.bytes}
+            answer(shown, listing.index_line(one.name, first, last), as_json)
         log.check_whole()
 
 
@@ -281,18 +277,14 @@ def repair(
             progress=lambda done, total: progress.update("checked", done, total, "bytes"),
         )
     plan = outcome.decision
-    if as_json:
-        told = None if isinstance(plan, NothingToRepair) else plan
-        sound = outcome.before.sound if outcome.after is None else outcome.after.sound
-        print_json({"plan": told, "kept_in": outcome.kept_in, "report": outcome.report, "sound": sound})
-    elif isinstance(plan, NothingToRepair):
-        print("nothing to repair")
-    elif dry_run:
-        for line in integrity.plan_lines(plan):
-            print(line)
-    else:
-        for line in (*integrity.lost_lines(plan.lost), *integrity.outcome_lines(outcome)):
-            print(line)
+    told: RepairPlan | None = None
+    lines: Iterable[str] = ("nothing to repair",)
+    if not isinstance(plan, NothingToRepair):
+        told = plan
+        lines = integrity.plan_lines(plan) if dry_run else integrity.outcome_lines(plan, outcome)
+    sound = outcome.before.sound if outcome.after is None else outcome.after.sound
+    shown = {"plan": told, "kept_in": outcome.kept_in, "report": outcome.report, "sound": sound}
+    answer(shown, lines, as_json)
     if dry_run:
         return ExitCode.DONE if isinstance(plan, NothingToRepair) else ExitCode.CHECK_FAILED
     return ExitCode.DONE if outcome.after is None or outcome.after.sound else ExitCode.DATA

@@ -48,7 +48,7 @@ def hold_lines(holds: list[tuple[Hold, bool]], now: int) -> Iterator[str]:
             needs = f"seqno {max(one.restart_seqno, 0)} on"
         state = "runs" if running else f"written {(now - one.written_at) / 1000:.0f} s ago"
         rows.append((one.name, needs, "pipeline" if one.of_pipeline else "reader", state, one.holder))
-    return table_lines(("hold", "needs", "kind", "state", "holder"), rows) if rows else iter(())
+    return table_lines(("hold", "needs", "kind", "state", "holder"), rows)
 
 
 @hold_app.command("list")

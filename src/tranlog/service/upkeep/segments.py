@@ -30,7 +30,7 @@ from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.service.config.config import find_log
-from tranlog.service.frame.command import AsJson, Yes, answer, confirm, flag, new_app, option, print_json, say
+from tranlog.service.frame.command import AsJson, Yes, answer, confirm, flag, new_app, option, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.progress import Progress
 from tranlog.service.frame.tables import table_lines
@@ -153,7 +153,7 @@ def segment_lines(rows: Sequence[ListedSegment]) -> Iterator[str]:
         + (row.bytes, row.on_disk)
         for row in rows
     ]
-    return table_lines(heads, cells) if cells else iter(())
+    return table_lines(heads, cells)
 
 
 def segment_json(row: ListedSegment) -> dict[str, object]:
@@ -179,7 +179,7 @@ def spill_lines(rows: Sequence[tuple[SpillStat, int]]) -> Iterator[str]:
         (row.name, row.referred_by, time_text(row.created_at), row.chunks, row.raw_bytes, row.bytes, on_disk)
         for row, on_disk in rows
     ]
-    return table_lines(heads, cells) if cells else iter(())
+    return table_lines(heads, cells)
 
 
 def spill_json(row: SpillStat, on_disk: int) -> dict[str, object]:
@@ -391,22 +391,19 @@ def _tell(plan: Trimmed) -> None:
 def _show(plan: Trimmed, *, dry_run: bool, as_json: bool) -> None:
     names = [segment_name(number) for number in plan.gone]
     begins = plan.first_seqno if not dry_run or plan.up_to is None else Seqno(plan.up_to + 1)
-    if as_json:
-        print_json(
-            {
-                "removed": [] if dry_run else names,
-                "segments": names,
-                "bytes": plan.bytes,
-                "up_to_seqno": plan.up_to,
-                "first_seqno": begins,
-                "passed": plan.passed,
-                "kept_for": plan.kept_for,
-                "dry_run": dry_run,
-            }
-        )
-    elif not names:
-        print("nothing to remove")
-    else:
+    told = {
+        "removed": [] if dry_run else names,
+        "segments": names,
+        "bytes": plan.bytes,
+        "up_to_seqno": plan.up_to,
+        "first_seqno": begins,
+        "passed": plan.passed,
+        "kept_for": plan.kept_for,
+        "dry_run": dry_run,
+    }
+    line = "nothing to remove"
+    if names:
         verb = "would remove" if dry_run else "removed"
         begin = "empty" if begins == NO_SEQNO else f"at seqno {begins}"
-        print(f"{verb} {names[0]} to {names[-1]}, {len(names)} segments, {plan.bytes} bytes; the log begins {begin}")
+        line = f"{verb} {names[0]} to {names[-1]}, {len(names)} segments, {plan.bytes} bytes; the log begins {begin}"
+    answer(told, line, as_json)
