@@ -56,7 +56,7 @@ def keeps_rows(text: str) -> bool:
     ALTER TABLE what adds, and what drops no column.
     """
     try:
-        return _Head(text, "").keeps_rows()
+        return _Head(text).keeps_rows()
     except UnreadError:
         return False
 
@@ -72,25 +72,11 @@ def touched(text: str, *, schema: str) -> Touched | None:
 class _Head(TokenReader):
     """Reads a statement as far as the names in it go."""
 
-    def __init__(self, text: str, schema: str) -> None:
-        super().__init__(text)
-        self._schema = schema
-
-    def _name(self) -> TableName:
-        return self.qualified(self._schema)
-
     def _names(self) -> list[TableName]:
-        names = [self._name()]
+        names = [self.qualified()]
         while self.sign(","):
-            names.append(self._name())
+            names.append(self.qualified())
         return names
-
-    def _if_exists(self) -> bool:
-        if not self.take("IF"):
-            return False
-        self.take("NOT")
-        self.need("EXISTS")
-        return True
 
     def read(self) -> Touched:
         if self.take("SET") and self.take("STATEMENT"):
@@ -98,7 +84,7 @@ class _Head(TokenReader):
         match self.take("CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"):
             case "TRUNCATE":
                 self.take("TABLE")
-                return _emptied([self._name()])
+                return _emptied([self.qualified()])
             case "RENAME":
                 return self._rename()
             case "":
@@ -112,10 +98,10 @@ class _Head(TokenReader):
             self.skip()
         if verb != "ALTER" or not self.take("TABLE"):
             return bool(verb) and self._ends()
-        self._if_exists()
+        self.if_exists()
         self.take("ONLY")
-        self._name()
-        self._wait()
+        self.qualified()
+        self.pass_wait()
         while True:
             if not (self.take(*_ADDS) or (self.take("DROP") and self.take(*_NO_COLUMN))):
                 return False
@@ -141,21 +127,15 @@ class _Head(TokenReader):
         if self.take(*_SERVERS_OWN):
             return Touched(names=())
         self.need("TABLE", "TABLES")
-        self._if_exists()
+        self.if_exists()
         names = []
         while True:
-            names.append(self._name())
-            self._wait()
+            names.append(self.qualified())
+            self.pass_wait()
             self.need("TO")
-            names.append(self._name())
+            names.append(self.qualified())
             if not self.sign(","):
                 return Touched(names=tuple(names))
-
-    def _wait(self) -> None:
-        if self.take("WAIT"):
-            self.skip()
-        else:
-            self.take("NOWAIT")
 
     def _object(self, verb: str) -> Touched:
         replaces = temporary = False
@@ -173,15 +153,15 @@ class _Head(TokenReader):
             return Touched(names=())  # a session's own
         if kind in _WHOLE_DATABASE:
             return self._database(verb, replaces)
-        conditional, sequence = self._if_exists(), kind == "SEQUENCE"
+        conditional, sequence = self.if_exists(), kind == "SEQUENCE"
         if kind == "INDEX":
             self.identifier()
             self.seek("ON")
-            return Touched(names=(self._name(),))
+            return Touched(names=(self.qualified(),))
         if verb == "DROP" and kind in _LISTED:
             names = self._names()
             return _emptied(names) if kind in ("TABLE", "TABLES") else Touched(names=tuple(names), sequence=sequence)
-        name = self._name()
+        name = self.qualified()
         if kind != "TABLE":
             return Touched(names=(name,), sequence=sequence)
         if verb == "ALTER":
@@ -193,10 +173,10 @@ class _Head(TokenReader):
         return self.now.kind in ("name", "text") or (self.now.kind == "sign" and self.now.text in "=@().%")
 
     def _database(self, verb: str, replaces: bool) -> Touched:
-        self._if_exists()
+        self.if_exists()
         unnamed = verb == "ALTER" and self.word in ("", "DEFAULT", "CHARACTER", "CHARSET", "COLLATE", "COMMENT")
         unnamed = unnamed and self.now.kind != "name"
-        names = [(self._schema if unnamed else self.identifier(), "")]
+        names = [(self.schema if unnamed else self.identifier(), "")]
         return _emptied(names) if verb == "DROP" or replaces else Touched(names=tuple(names))
 
     def _alter(self, name: TableName) -> Touched:
@@ -211,7 +191,7 @@ class _Head(TokenReader):
             if word == "RENAME" and self.word not in ("COLUMN", "INDEX", "KEY"):
                 self.take("TO", "AS")
                 self.sign("=")
-                names.append(self._name())
+                names.append(self.qualified())
             elif word in _PARTITION_LOSES and (what := self.take("PARTITION", "TABLE")):
                 if word == "CONVERT" or word == "EXCHANGE":
                     names.append(self._moved(what))
@@ -224,7 +204,7 @@ class _Head(TokenReader):
             self.identifier()
             self.need("WITH", "TO")
             self.need("TABLE")
-        return self._name()
+        return self.qualified()
 
 
 def _emptied(names: Sequence[TableName]) -> Touched:

@@ -48,27 +48,27 @@ def changed_table(text: str, *, schema: str) -> TableName | None:
     if "\\" in text or "/*!" in text or "/*M!" in text or _APART.search(text):
         return None
     try:
-        return _Reader(text).read(schema)
+        return _Reader(text, schema).read()
     except UnreadError:
         return None
 
 
 class _Reader(TokenReader):
-    def read(self, schema: str) -> TableName:
+    def read(self) -> TableName:
         match self.take("INSERT", "REPLACE", "UPDATE", "DELETE"):
             case "UPDATE":
                 self._words("LOW_PRIORITY", "IGNORE")
-                table = self._table(schema)
+                table = self._table()
                 self.need("SET")
             case "DELETE":
                 self._words("LOW_PRIORITY", "QUICK", "IGNORE")
                 self.need("FROM")
-                table = self._table(schema)
+                table = self._table()
                 if self.now.kind != "end" and not self.take("WHERE", "ORDER", "LIMIT", "RETURNING"):
                     raise UnreadError
             case "INSERT" | "REPLACE":
                 self._words("LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "IGNORE", "INTO")
-                table = self.qualified(schema)
+                table = self.qualified()
                 if not (self.now == ("sign", "(") or self.word in ("VALUES", "VALUE", "SET")):
                     raise UnreadError
             case _:
@@ -80,9 +80,9 @@ class _Reader(TokenReader):
         while self.take(*words):
             pass
 
-    def _table(self, schema: str) -> TableName:
+    def _table(self) -> TableName:
         """Read a table, and another name for it."""
-        table = self.qualified(schema)
+        table = self.qualified()
         if self.take("AS") or (self.now.kind == "name" or self.word not in _AFTER_TABLE):
             self.identifier()
         return table

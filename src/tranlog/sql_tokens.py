@@ -64,9 +64,10 @@ class UnreadError(Exception):
 
 
 class TokenReader:
-    """Reads a text from its front, token by token."""
+    """Reads a text from its front, token by token; `schema` is that of a table's name without one."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, schema: str = "") -> None:
+        self.schema = schema
         self._left = sql_tokens(text, ansi_quotes=True)
         self.now = next(self._left, _END)
         """The next token."""
@@ -115,7 +116,22 @@ class TokenReader:
             raise UnreadError
         return self.skip().text
 
-    def qualified(self, schema: str) -> tuple[str, str]:
-        """Return database and name; `schema` is the database of a name without one. Raises UnreadError."""
+    def qualified(self) -> tuple[str, str]:
+        """Return a table's schema and name. Raises UnreadError."""
         first = self.identifier()
-        return (first, self.identifier()) if self.sign(".") else (schema, first)
+        return (first, self.identifier()) if self.sign(".") else (self.schema, first)
+
+    def if_exists(self) -> bool:
+        """Pass over IF EXISTS or IF NOT EXISTS if it comes next; return whether."""
+        if not self.take("IF"):
+            return False
+        self.take("NOT")
+        self.need("EXISTS")
+        return True
+
+    def pass_wait(self) -> None:
+        """Pass over how long a statement waits for a lock, if it says so."""
+        if self.take("WAIT"):
+            self.skip()
+        else:
+            self.take("NOWAIT")

@@ -150,25 +150,21 @@ def literal_of(text: str, source_type: str) -> str:
 class _Statement(TokenReader):
     """Reads one statement to its end."""
 
-    def __init__(self, text: str, schema: str) -> None:
-        super().__init__(text)
-        self._schema = schema
-
     def edits(self) -> Iterator[Edit]:
         match self.take("RENAME", "DROP", "ALTER"):
             case "RENAME":
                 self.need("TABLE", "TABLES")
-                self._if_exists()
+                self.if_exists()
                 yield self._renamed()
                 while self.sign(","):
                     yield self._renamed()
             case "DROP":
                 self.need("TABLE", "TABLES")
-                self._if_exists()
-                yield DroppedTable(self.qualified(self._schema))
+                self.if_exists()
+                yield DroppedTable(self.qualified())
                 while self.sign(","):
-                    yield DroppedTable(self.qualified(self._schema))
-                self._wait()
+                    yield DroppedTable(self.qualified())
+                self.pass_wait()
                 self.take("RESTRICT", "CASCADE")
             case "ALTER":
                 yield from sorted(self._altered(), key=lambda edit: _ORDER.index(type(edit)))
@@ -181,29 +177,18 @@ class _Statement(TokenReader):
     def _altered(self) -> Iterator[Edit]:
         self.take("ONLINE")
         self.need("TABLE")
-        self._if_exists()
-        table = self.qualified(self._schema)
-        self._wait()
+        self.if_exists()
+        table = self.qualified()
+        self.pass_wait()
         yield from self._clause(table)
         while self.sign(","):
             yield from self._clause(table)
 
     def _renamed(self) -> RenamedTable:
-        table = self.qualified(self._schema)
-        self._wait()
+        table = self.qualified()
+        self.pass_wait()
         self.need("TO")
-        return RenamedTable(table, self.qualified(self._schema))
-
-    def _if_exists(self) -> None:
-        if self.take("IF"):
-            self.take("NOT")
-            self.need("EXISTS")
-
-    def _wait(self) -> None:
-        if self.take("WAIT"):
-            self.skip()
-        else:
-            self.take("NOWAIT")
+        return RenamedTable(table, self.qualified())
 
     def _clause(self, table: TableName) -> Iterator[Edit]:
         match self.take("ADD", "DROP", "RENAME", "MODIFY", "CHANGE", *_OPTIONS):
@@ -242,7 +227,7 @@ class _Statement(TokenReader):
         """Pass over the word COLUMN. Raises UnreadError where the clause is about no column."""
         if not self.take("COLUMN") and self.word in ("PRIMARY", "PARTITION", "PERIOD", "SYSTEM"):
             raise UnreadError
-        self._if_exists()
+        self.if_exists()
 
     def _added(self, table: TableName) -> AddedColumn:
         name, rest = self.identifier(), self._rest()
@@ -279,15 +264,15 @@ class _Statement(TokenReader):
         """Read what stands after RENAME. SQLite's may leave out the word COLUMN, MariaDB's the word TO."""
         column = bool(self.take("COLUMN"))
         if not column and (self.take("TO", "AS") or self.sign("=")):
-            return RenamedTable(table, self.qualified(self._schema))
+            return RenamedTable(table, self.qualified())
         if column:
-            self._if_exists()
+            self.if_exists()
         name = self.identifier()
         if self.take("TO"):
             return RenamedColumn(table, name, self.identifier())
         if column:
             raise UnreadError
-        return RenamedTable(table, (name, self.identifier()) if self.sign(".") else (self._schema, name))
+        return RenamedTable(table, (name, self.identifier()) if self.sign(".") else (self.schema, name))
 
     def _rest(self) -> list[SqlToken]:
         """Pass over the rest of a clause, and return its tokens that stand in no parentheses."""
