@@ -340,14 +340,14 @@ class WritesView:
     `missedDependencies`: conflicts that were gone when the others had come.
     """
 
-    channel: int
-    eventCount: int
-    rowChanges: int
-    dependedCount: int
-    waitedCount: int
-    waitSeconds: float
-    serialCount: int
-    missedDependencies: int
+    channel: int = _of("row.channel")
+    eventCount: int = _of("counters.transactions")
+    rowChanges: int = _of("counters.changes")
+    dependedCount: int = _of("counters.depended")
+    waitedCount: int = _of("counters.held")
+    waitSeconds: float = _of("counters.wait_ms", _ms)
+    serialCount: int = _of("counters.serial")
+    missedDependencies: int = _of("counters.missed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,7 +401,7 @@ def pipeline_status(status: Status) -> PipelineStatus:
         queue=_show(ParallelQueueStore, pipeline, intervalGuard=_interval_guard(pipeline)),
         tasks=tuple(_show(TaskView, one, cancelled=stopping) for one in pipeline.channels),
         shards=tuple(_show(ShardView, one) for one in pipeline.shards),
-        writes=tuple(_writes_views(pipeline)),
+        writes=tuple(_show(WritesView, one) for one in pipeline.channels) if _runs_by_writes(pipeline) else (),
         serial=tuple(_serial_views(pipeline)),
         stages=(_show(StageView, pipeline),),
         channels=tuple(_channel_views(pipeline)),
@@ -443,23 +443,6 @@ def _channel_views(pipeline: PipelineState) -> Iterator[ChannelView]:
 def _runs_by_writes(pipeline: PipelineState) -> bool:
     plan = pipeline.plan
     return plan is not None and plan.by is ShardBy.WRITES
-
-
-def _writes_views(pipeline: PipelineState) -> Iterator[WritesView]:
-    if not _runs_by_writes(pipeline):
-        return
-    for one in pipeline.channels:
-        counted = one.counters
-        yield WritesView(
-            channel=one.row.channel,
-            eventCount=counted.transactions,
-            rowChanges=counted.changes,
-            dependedCount=counted.depended,
-            waitedCount=counted.held,
-            waitSeconds=counted.wait_ms / 1000,
-            serialCount=counted.serial,
-            missedDependencies=counted.missed,
-        )
 
 
 def _serial_views(pipeline: PipelineState) -> Iterator[SerialView]:
