@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from tranlog.clock import Clock, SystemClock
+from tranlog.closing import Closing
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import NotHeldError
 from tranlog.ids import lsn_text
@@ -24,7 +24,7 @@ from tranlog.queues.rules.state import Message, in_order, section_start
 from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, age_of, pinned_in
 
 
-class StoreReader:
+class StoreReader(Closing):
     """A store as its files had it at the last `refresh`. Threads: one at a time.
 
     Messages that were delivered and not answered count as waiting, and what is written counts although it may not be
@@ -126,11 +126,3 @@ class StoreReader:
     def close(self) -> None:
         """Close the files. Closing twice is harmless."""
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

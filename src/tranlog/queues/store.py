@@ -13,12 +13,12 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from tranlog.clock import Clock, SystemClock
+from tranlog.closing import Closing
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DeclaredOtherwiseError, DiskFailedError, TransactionStateError
 from tranlog.ids import Lsn
@@ -45,7 +45,7 @@ _LOOK_S = 0.5
 """Whoever waits for a message looks so often whether the store was closed."""
 
 
-class MessageStore(StoreDefinitions):
+class MessageStore(StoreDefinitions, Closing):
     """An open store. Threads: any number, for every method. Processes: the one that opened it.
 
     Methods raise LogClosedError after it is closed, and in a process that was forked; DiskFailedError if a write or a
@@ -118,14 +118,6 @@ class MessageStore(StoreDefinitions):
                 if self._journal.is_open:
                     self._journal.stop()
             self._opened.let_go()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def closed_by(self) -> str:
         """Return why the store is closed; empty while it is open."""

@@ -41,6 +41,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tranlog.addresses import is_literal
+from tranlog.closing import Closing
 from tranlog.errors import ConfigError, PipelineHeldError, TranlogError
 from tranlog.service.config.exposure import Exposure, Role, check_exposure
 from tranlog.service.frame.exits import ExitCode, Told, exit_code_of, json_line
@@ -428,7 +429,7 @@ class _Peer(H11Protocol):
         self.gone.set()
 
 
-class Server:
+class Server(Closing):
     """Answers at some doors until closed. Threads: its own; `close` by whoever opened it."""
 
     def __init__(self, parts: Sequence[api.ServedPart], doors: Sequence[Door]) -> None:
@@ -459,12 +460,6 @@ class Server:
         self.thread.join()
         for door in self.doors:
             door.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
