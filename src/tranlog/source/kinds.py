@@ -87,6 +87,8 @@ class SourceKind(Protocol[OptionsT]):
         "keys": {"shop.orders": "customer"},
     }
     """What `tranlog init` shows in the section [shards] for such a source, by key."""
+    cascades_come: bool = True
+    """Whether rows that a foreign key's action changes at the source come as changes, too."""
     once_wait_s: float = 0.0
     """Seconds that a capture of what is there by now waits for the source to show more."""
 

@@ -43,6 +43,7 @@ from tranlog.pipeline.spark.session import check_java, check_pyspark
 from tranlog.pipeline.status.gathering import writer_of
 from tranlog.pipeline.upkeep.tables import tables_behind
 from tranlog.row_touches import TouchedTable
+from tranlog.source.kinds import source_kind as kind_of
 from tranlog.target.options import create_statements, is_there, open_target, runs_ddl_of
 from tranlog.target.target import Target
 from tranlog.write_set import ANYTHING
@@ -239,8 +240,8 @@ def _tables(
             else:
                 yield refused("tables", exc)
         else:
-            losing = target.rows.losing((table.schema, table.table)) if source_kind != "mariadb" else ()
-            if losing:  # a MariaDB's capture refuses such tables, or the option `cascades` says that the target acts
+            losing = target.rows.losing((table.schema, table.table)) if kind_of(source_kind).cascades_come else ()
+            if losing:
                 names = ", ".join(map(".".join, losing))
                 text = f"rows of {names} go with those of {table.name}, and their changes come from the source, too"
                 remedy = f'{_TWICE_HINT}; or triggers = "off"' if target.kind == "postgres" else _TWICE_HINT

@@ -23,6 +23,7 @@ class MariadbKind(SourceKind[MariadbSourceOptions]):
 
     options = MariadbSourceOptions
     default_rule = ShardRuleKind.SCHEMA
+    cascades_come = False  # such tables are refused, or the option `cascades` says that the target acts as well
     once_wait_s = 2.0  # a server sends when it likes
 
     def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
