@@ -21,9 +21,8 @@ from typing import IO, Any
 
 from group_links import Proxies
 from tranlog.errors import ControlError
-from tranlog.replication.acting.orders import NodeStatus
+from tranlog.replication.acting.orders import AddNode, NodeStatus
 from tranlog.service.frame.exits import ExitCode, Told
-from tranlog.service.process.api import AddNode
 from tranlog.service.process.client import node_of
 from tranlog.service.upkeep.certificates import make_authority, make_client, make_node
 from tranlog.testing.servers import free_port

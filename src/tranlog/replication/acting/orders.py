@@ -46,16 +46,16 @@ Body = dict[str, Any]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class _Add(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A member as an operator wants it; as `Member`. `replace`: in the place of the one of its name."""
+class AddNode(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name."""
 
     name: str
     address: str
-    votes: int = 1
-    priority: int = 1
+    votes: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     witness: bool = False
     hidden: bool = False
-    delay_ms: int = 0
+    delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
     tags: dict[str, str] = {}
     replace: bool = False
 
@@ -144,7 +144,7 @@ class Orders:
         """Carry an order out, here or at the primary, and return its answer. Raises GroupOrderError, ConfigError."""
         self._check_member()
         known: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Body]]]] = {
-            "add": (_Add, self._add),
+            "add": (AddNode, self._add),
             "remove": (_ByName, self._remove),
             "step-down": (_StepDown, self._step_down),
             "reconfigure": (_Force, self._force),
@@ -161,7 +161,7 @@ class Orders:
             raise ConfigError(option=name, value=None, why=f"it has another form: {exc}") from exc
         if name == "reconfigure":
             return await carry(asked)
-        if name == "remove" or (isinstance(asked, _Add) and asked.replace):
+        if name == "remove" or (isinstance(asked, AddNode) and asked.replace):
             await self._depose(str(body["name"]))
         to = self._named(str(body["name"])) if name in _AT_NODE else self._node.standing.primary
         here = to == self._node.node if name in _AT_NODE else self._node.standing.state == PRIMARY
@@ -274,7 +274,7 @@ class Orders:
 
     # --- what a primary does ---
 
-    async def _add(self, wanted: _Add) -> Body:
+    async def _add(self, wanted: AddNode) -> Body:
         """Admit a node: without a vote until it holds what is committed, then with the one that is wanted.
 
         With `replace` it takes the place of the one of its name, which was wiped, and is removed first.

@@ -199,20 +199,6 @@ class ByName(_Body, frozen=True):
     name: str
 
 
-class AddNode(_Body, frozen=True):
-    """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name."""
-
-    name: str
-    address: str
-    votes: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
-    priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
-    witness: bool = False
-    hidden: bool = False
-    delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
-    tags: dict[str, str] = {}
-    replace: bool = False
-
-
 class RestoreNode(_Body, frozen=True):
     """A node of the group, and from which one it gets its log; none: from the primary."""
 
@@ -438,7 +424,7 @@ class Spec:
     path: str
     role: Role
     call: Callable[..., object]
-    takes: type[_Body] | None
+    takes: type[msgspec.Struct] | None
     gives: Any
     reads: bool
     sends: bool
@@ -474,7 +460,7 @@ def _spec(call: Any) -> Spec:
     method, path, role = call.operation
     hints = get_type_hints(call, include_extras=True)
     gives = hints.pop("return")
-    takes = next((one for one in hints.values() if isinstance(one, type) and issubclass(one, _Body)), None)
+    takes = next((one for one in hints.values() if isinstance(one, type) and issubclass(one, msgspec.Struct)), None)
     reads, sends = Content in hints.values(), get_origin(gives) is Sending
     if sends:
         (gives,) = get_args(gives)

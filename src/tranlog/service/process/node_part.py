@@ -15,7 +15,7 @@ import msgspec
 
 from tranlog.errors import ConfigError, GroupOrderError
 from tranlog.replication.acting.node import GroupNode, NodeOptions
-from tranlog.replication.acting.orders import NodeStatus
+from tranlog.replication.acting.orders import AddNode, NodeStatus
 from tranlog.replication.rules.config import warnings
 from tranlog.replication.rules.packets import STATE_NAMES
 from tranlog.service.config.config import Config
@@ -55,7 +55,7 @@ class NodePart:
         return {**msgspec.structs.asdict(found), "members": members, "warnings": warnings(found)}
 
     @api.post("/group/add")
-    def add(self, asked: api.AddNode) -> dict[str, Any]:
+    def add(self, asked: AddNode) -> dict[str, Any]:
         """Admit a node, and wait until it has its vote. Raises GroupOrderError, ConfigError."""
         return self._order("add", asked)
 
