@@ -124,7 +124,7 @@ sim-mutants: install ## each rule of replication taken out: how many seeds find 
 	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_replication $(ARGS))
 
 traces: install ## FILE=path: replay traces of the ancestor's index against ours, the 150 of tests/golden by default
-	$(call verdict,$(BIN)/python -m tranlog.testing.traces $(FILE))
+	$(call verdict,PYTHONPATH=tests $(BIN)/python -m log.traces $(FILE))
 
 golden: install ## DIR=path: hold the Tungsten codec against directories that the real Java replicator wrote
 	$(call verdict,PYTHONPATH=tests $(BIN)/python -m tungsten.golden $(DIR))

@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Final
 
 import psycopg
-from replica_diff import Result, add_up, read_results, refusals
 
+from direct_target import DirectTarget
+from replica_diff import Result, add_up, read_results, refusals
 from tranlog.change import Fragment, Op, RowChange, TableMap, TableName
 from tranlog.errors import SourceError, TranlogError
 from tranlog.payload import decode
@@ -42,7 +43,6 @@ from tranlog.pipeline.upkeep.verify import verify_tables
 from tranlog.source.postgres import PostgresSource, PostgresSourceOptions, PostgresTables
 from tranlog.target.options import TargetOptions
 from tranlog.target.postgres_dialect import POSTGRES
-from tranlog.testing.direct_target import DirectTarget
 from tranlog.testing.servers import OptionValue, PostgresServer, ServerFailedError, ServerMissingError
 
 FILE_S: Final = 900.0

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pymysql
-from replica_postgres import ReplicasAtPostgres, ReplicaStoppedError
 
+from replica_postgres import ReplicasAtPostgres, ReplicaStoppedError
+from replicas import Replicas
 from tranlog.change import Change, Statement
 from tranlog.errors import SourceError, TranlogError
-from tranlog.testing.replicas import Replicas
 from tranlog.testing.servers import MariaDbAddress, OptionValue, ServerFailedError, ServerMissingError
 
 SUITES: Final = next(

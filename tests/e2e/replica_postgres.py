@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from replicas import Replicas
 from tranlog.change import Change, Op, Options, RowChange, Statement, TableName
 from tranlog.ddl import touched
 from tranlog.errors import ConflictError
@@ -15,7 +16,6 @@ from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text
 from tranlog.target.options import TargetOptions
 from tranlog.target.postgres_dialect import POSTGRES
-from tranlog.testing.replicas import Replicas
 from tranlog.testing.servers import OptionValue, PostgresServer
 
 _CASCADES: Final = re.compile(r"\bON\s+(?:DELETE|UPDATE)\s+(?:CASCADE|SET)\b", re.IGNORECASE)

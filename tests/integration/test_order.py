@@ -1,6 +1,6 @@
 """Order at the target is order in the log, over random workloads, channels and kills.
 
-`mutants/order_rounds` plays the rounds at a real PostgreSQL, `tranlog.testing.order` judges them; and of each rule on
+`mutants/order_rounds` plays the rounds at a real PostgreSQL, `mutants.order` judges them; and of each rule on
 which order rests, a mutant without it is found. A round's seed is in what is found; `order_rounds.py` replays it, and
 `make order ROUNDS=200` plays many more, with the mutants behind them.
 """

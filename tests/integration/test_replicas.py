@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from fix_target import ITEMS, Bench, content, insert
+from replicas import OWN_DATABASE, Replicas
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, UnsupportedEventError
 from tranlog.pipeline.filters.filters import PresentRows
 from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.testing.replicas import OWN_DATABASE, Replicas
 from tranlog.testing.servers import MariaDbServer
 
 pytestmark = pytest.mark.integration

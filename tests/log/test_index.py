@@ -17,12 +17,12 @@ import pytest
 
 from fix_effort import few_of
 from fix_log import run_threads
+from log.traces import entry_of, range_of, replay, traces
 from tranlog.errors import IndexCutError, IndexDamagedError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.rules.bucket import Bucket
 from tranlog.log.rules.index import RANGE_KEY, SegmentRow, SeqnoIndex
 from tranlog.log.rules.index_values import EMPTY_RANGE, BuiltFrom, Entry, IndexOptions, IndexRange, Place
-from tranlog.testing.traces import entry_of, range_of, replay, traces
 
 TRACES = Path(__file__).parent.parent / "golden" / "index" / "vlsn-traces.jsonl"
 BUILT_FROM = BuiltFrom(epoch=Epoch(3), end=lsn(1, 16))
@@ -89,7 +89,7 @@ def test_the_ancestors_traces_agree() -> None:
 @pytest.mark.parametrize("harm", ["range", "lookup", "kind"])
 def test_a_trace_that_differs_is_named(harm: str) -> None:
     """The replay can fail: a number changed in a trace is found."""
-    from tranlog.testing.traces import TraceMismatchError
+    from log.traces import TraceMismatchError
 
     trace: dict[str, Any] = next(traces(TRACES))
     if harm == "range":

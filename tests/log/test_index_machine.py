@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fix_log import PATH, make_fragment
+from log.traces import entry_of, range_of
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_segment
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable, read_index
 from tranlog.log.rules.index import IndexView, SeqnoIndex
@@ -20,7 +21,6 @@ from tranlog.log.rules.index_values import BuiltFrom, Entry, IndexOptions
 from tranlog.log.writing.log import Log, LogOptions, drop_hold, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.traces import entry_of, range_of
 
 TABLE = f"{PATH}/{INDEX_NAME}"
 SHARES = st.floats(0, 1)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mutants.keyed_rows import KEYED_TABLES, SCHEMA, Drawing, Row, number_column
+from mutants.order import Logged, keeps_order
 from mutants.order_workload import BY_SCHEMA
 from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
@@ -21,7 +22,6 @@ from tranlog.pipeline.rules.by_writes import WritesBounds
 from tranlog.pipeline.rules.channels import CommitOrder, Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.row_touches import RowTouches
 from tranlog.source.packer import TransactionPacker
-from tranlog.testing.order import Logged, keeps_order
 
 LEDGER = TableMap(schema=SCHEMA, table="ledger", columns=(number_column("number"),), primary_key=(0,))
 """At the target it has no key, so that it refuses no double."""

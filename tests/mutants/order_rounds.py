@@ -8,7 +8,7 @@ pauses between all that, and the slow shard; who is how fast is the machine's. E
 schema with keys and foreign keys, whose channels meet by write sets (`order_by_writes`); the others divide by shards.
 
 Each transaction inserts its number into tables without a key, so that the target refuses no double; a trigger notes
-each row with what its session saw, and `tranlog.testing.order` holds that against the log. Another trigger notes each
+each row with what its session saw, and `mutants.order` holds that against the log. Another trigger notes each
 plan with the positions behind which it holds: every transaction is judged by the plan under which it was applied, and
 all in front of a change of plan must have been applied before all behind it.
 
@@ -38,6 +38,7 @@ from typing import Any
 import psycopg
 
 from mutants.keyed_rows import REFERENCE
+from mutants.order import AUDIT_INSERT, AUDIT_TABLE, Logged, Trace, find_fault, keeps_order
 from mutants.order_by_writes import (
     SLOW,
     TARGET_TABLES,
@@ -62,7 +63,6 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import ChannelStats, Counters
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.testing.order import AUDIT_INSERT, AUDIT_TABLE, Logged, Trace, find_fault, keeps_order
 
 LONGEST_S = 120.0
 """A round takes seconds; one that takes so long waits for something that never comes."""

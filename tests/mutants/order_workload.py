@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from mutants.order import Logged
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
@@ -19,7 +20,6 @@ from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, Pla
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.testing.order import Logged
 from tranlog.types import LogicalType
 
 BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)

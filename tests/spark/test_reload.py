@@ -21,13 +21,13 @@ import pytest
 
 from fix_driver import PROGRAM, Driver, wait_until
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
+from mutants.order import Logged, find_fault
 from mutants.order_rounds import make_target, trail_of
 from mutants.order_workload import LISTED, logged, write
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow
-from tranlog.testing.order import Logged, find_fault
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(500)]
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 import pymysql
 
+from direct_target import DirectTarget
 from tranlog.change import Change, Fragment, Options
 from tranlog.ids import NO_SEQNO
 from tranlog.payload import decode
@@ -26,7 +27,6 @@ from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text, parse_gtids
 from tranlog.target.options import TargetOptions
-from tranlog.testing.direct_target import DirectTarget
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
 
 WAIT_S: Final = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranlog.testing.order import Logged, Trace, find_fault
+from mutants.order import Logged, Trace, find_fault
 
 
 def logged(number: int, *shards: str, rows: int = 1, listed: bool = False, section: int = 0) -> Logged:
