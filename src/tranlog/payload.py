@@ -25,16 +25,7 @@ from tranlog.table_map import TABLES_KEPT, decode_table_map_and_width, told
 from tranlog.table_map import decode_table_map as decode_table_map
 from tranlog.table_map import encode_table_map as encode_table_map
 from tranlog.table_map import fingerprint as fingerprint
-from tranlog.varint import (
-    BYTES,
-    MalformedError,
-    read_sized,
-    read_varint,
-    sized,
-    sized_text,
-    varint,
-    write_varint,
-)
+from tranlog.varint import BYTES, MalformedError, read_sized, read_varint, sized, sized_text, varint, write_varint
 
 PACKED_VERSION: Final = 1
 PACKED_FIELD: Final = 100

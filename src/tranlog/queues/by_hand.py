@@ -18,14 +18,7 @@ from tranlog.ids import Lsn, lsn
 from tranlog.queues.files.beside import ContainersBeside, of_one_moment, read_store, scan_beside
 from tranlog.queues.files.recovering import read_headers
 from tranlog.queues.options import QueueStoreOptions
-from tranlog.queues.rules.records import (
-    HEADER_BYTES,
-    NEXT,
-    QueueRecord,
-    first_lsn,
-    parse,
-    stream_of,
-)
+from tranlog.queues.rules.records import HEADER_BYTES, NEXT, QueueRecord, first_lsn, parse, stream_of
 from tranlog.queues.store import MessageStore
 
 

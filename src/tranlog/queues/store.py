@@ -31,12 +31,7 @@ from tranlog.queues.opening import Connect, OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
-from tranlog.queues.rules.records import (
-    ACKED,
-    REJECTED,
-    NamedPosition,
-    ProducerStep,
-)
+from tranlog.queues.rules.records import ACKED, REJECTED, NamedPosition, ProducerStep
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
 from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, age_of, pinned_in
 from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt

@@ -12,18 +12,7 @@ from typing import get_args
 
 import msgspec
 
-from tranlog.change import (
-    HEARTBEAT,
-    NOOP,
-    Change,
-    Fragment,
-    Op,
-    Options,
-    RowChange,
-    Statement,
-    TableMap,
-    TableName,
-)
+from tranlog.change import HEARTBEAT, NOOP, Change, Fragment, Op, Options, RowChange, Statement, TableMap, TableName
 from tranlog.gaps import GAP, TableGap
 from tranlog.payload import PayloadBuilder
 from tranlog.row_bytes import encode_row

@@ -16,13 +16,8 @@ from tranlog.errors import ConfigError, NotPrimaryError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import drop_hold, read_holds
 from tranlog.log.writing.open_transaction import OpenTransaction
-from tranlog.replication.rules.config import (
-    NodeId,
-)
-from tranlog.replication.rules.packets import (
-    NO_GTID,
-    Packet,
-)
+from tranlog.replication.rules.config import NodeId
+from tranlog.replication.rules.packets import NO_GTID, Packet
 from tranlog.replication.rules.reading import Latest, may_read
 from tranlog.testing.sim_group import CUT_OFF, HeldPlace, SimGroup
 from tranlog.testing.sim_node import transaction_of

@@ -19,14 +19,7 @@ from tranlog.log.options import LogOptions
 from tranlog.log.writing.allocation import Allocation
 from tranlog.replication.acting.following import LogChange, ToTheLog
 from tranlog.replication.rules import concern
-from tranlog.replication.rules.config import (
-    MAJORITY,
-    ConfigId,
-    GroupConfig,
-    Member,
-    NodeId,
-    check,
-)
+from tranlog.replication.rules.config import MAJORITY, ConfigId, GroupConfig, Member, NodeId, check
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import (
     BeginReign,

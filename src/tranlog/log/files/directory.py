@@ -16,14 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from tranlog.disk import Disk, DiskFile, DiskLock
-from tranlog.errors import (
-    DiskFailedError,
-    DiskFullError,
-    LogError,
-    LogLockedError,
-    LogMissingError,
-    LogUnreadableError,
-)
+from tranlog.errors import DiskFailedError, DiskFullError, LogError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import segment_number
 from tranlog.log.files.segment import WINDOW_BYTES
 

@@ -14,15 +14,7 @@ from tranlog.errors import CorruptRecordError
 from tranlog.ids import Seqno, lsn_offset, lsn_segment, segment_name
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
-from tranlog.log.records.format import (
-    CRC_32,
-    HEADER,
-    TRAILER,
-    RecordHeader,
-    RollbackMark,
-    SyncRecord,
-    take_events,
-)
+from tranlog.log.records.format import CRC_32, HEADER, TRAILER, RecordHeader, RollbackMark, SyncRecord, take_events
 from tranlog.log.records.running_hash import after, before, fold, fold_span, signed, tag_of
 from tranlog.log.rules.index_values import Place
 

@@ -10,9 +10,7 @@ import logging
 
 from tranlog.checksum import crc32
 from tranlog.disk import DiskFile
-from tranlog.errors import (
-    CorruptRecordError,
-)
+from tranlog.errors import CorruptRecordError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text, segment_name
 from tranlog.log.records.format import (
     BAD_CHECKSUM,

@@ -21,13 +21,7 @@ from typing import Self
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import (
-    CorruptRecordError,
-    LogClosedError,
-    LogMissingError,
-    PurgedError,
-    SegmentGoneError,
-)
+from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, PurgedError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import directory_of, join, reading

@@ -21,15 +21,7 @@ from typing import Final
 from tranlog.errors import IndexCutError, IndexDamagedError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
 from tranlog.log.rules.bucket import VALUE_VERSION, Bucket, decode_bucket, encode_bucket, seal, unseal
-from tranlog.log.rules.index_values import (
-    EMPTY_RANGE,
-    BuiltFrom,
-    Entry,
-    FlushPlan,
-    IndexOptions,
-    IndexRange,
-    Place,
-)
+from tranlog.log.rules.index_values import EMPTY_RANGE, BuiltFrom, Entry, FlushPlan, IndexOptions, IndexRange, Place
 from tranlog.log.rules.mappings import Mappings
 
 RANGE_KEY = -1

@@ -17,14 +17,7 @@ from typing import Final
 
 from tranlog.change import TableName
 from tranlog.ids import Seqno
-from tranlog.pipeline.rules.by_writes import (
-    NOBODY,
-    Assignment,
-    PlannedTable,
-    Writes,
-    WritesPlan,
-    alone_for,
-)
+from tranlog.pipeline.rules.by_writes import NOBODY, Assignment, PlannedTable, Writes, WritesPlan, alone_for
 from tranlog.pipeline.rules.channels import SERIAL
 from tranlog.write_set import WriteSet
 

@@ -19,14 +19,7 @@ from typing import Protocol
 from tranlog.errors import ConfigError, HandshakeError
 from tranlog.replication.acting.transport import Wire, dial, one_line
 from tranlog.replication.rules.config import GroupConfig, Member, NodeId
-from tranlog.replication.rules.packets import (
-    FIRST_WITHIN_S,
-    Hello,
-    Join,
-    JoinRefused,
-    Packet,
-    Welcome,
-)
+from tranlog.replication.rules.packets import FIRST_WITHIN_S, Hello, Join, JoinRefused, Packet, Welcome
 from tranlog.replication.rules.versions import SPOKEN, Versions, versions_differ
 from tranlog.tls import why_ended
 

@@ -20,14 +20,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from tranlog.codecs.shown import (
-    NativeShown,
-    NotThere,
-    SegmentLine,
-    ShownForm,
-    ShownLog,
-    Sought,
-)
+from tranlog.codecs.shown import NativeShown, NotThere, SegmentLine, ShownForm, ShownLog, Sought
 from tranlog.ids import Gtid, Seqno, segment_number
 from tranlog.listing import Style, json_array, python_charset
 from tranlog.log.reading.lookup import parse_time

@@ -23,13 +23,7 @@ from pymysql.constants import ER
 
 from tranlog.errors import PositionLostError, SourceError, SourceUnavailableError
 from tranlog.servers.mariadb import close, error_number
-from tranlog.source.mariadb.connection import (
-    SAME_SERVER_ID,
-    MariadbSourceOptions,
-    connect,
-    setup_error,
-    translated,
-)
+from tranlog.source.mariadb.connection import SAME_SERVER_ID, MariadbSourceOptions, connect, setup_error, translated
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text
 from tranlog.source.mariadb.wire import EventSplitter, ServerWord
 

@@ -14,17 +14,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
-from tranlog.types import (
-    Bit,
-    Date,
-    Datetime,
-    Instant,
-    Other,
-    Time,
-    Value,
-    ZeroDate,
-    date_from_civil,
-)
+from tranlog.types import Bit, Date, Datetime, Instant, Other, Time, Value, ZeroDate, date_from_civil
 
 _MEMO_LIMIT: Final = 1 << 16
 _DAY_MICROS: Final = 86_400_000_000

@@ -46,13 +46,7 @@ from tranlog.source.sqlite.freeing import OutboxFreeing
 from tranlog.source.sqlite.opening import Patience, db_transaction, looking, open_database
 from tranlog.source.sqlite.pages import OutboxPages, OutboxRow
 from tranlog.source.sqlite.raw import OUTBOX_TABLE, ChangesDamagedError, read_piece
-from tranlog.source.sqlite.schema import (
-    SOURCE_TABLE,
-    Installed,
-    cover_by,
-    install_in,
-    read_installed,
-)
+from tranlog.source.sqlite.schema import SOURCE_TABLE, Installed, cover_by, install_in, read_installed
 from tranlog.source.sqlite.source_schema import SourceSchema
 from tranlog.source.sqlite.tables import SqliteSnapshot, SqliteTables
 from tranlog.source.sqlite.triggers import TriggerRow

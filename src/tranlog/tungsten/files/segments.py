@@ -12,12 +12,7 @@ from contextlib import closing
 from typing import Final
 
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import (
-    CorruptRecordError,
-    NativeLogError,
-    PayloadError,
-    SegmentGoneError,
-)
+from tranlog.errors import CorruptRecordError, NativeLogError, PayloadError, SegmentGoneError
 from tranlog.ids import segment_name
 from tranlog.log.files.directory import join, list_names, open_file, reading
 from tranlog.tungsten.records.codec import (

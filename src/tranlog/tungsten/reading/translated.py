@@ -20,13 +20,7 @@ from tranlog.change import Change
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import (
-    CorruptRecordError,
-    LogClosedError,
-    LogReplacedError,
-    PayloadError,
-    PurgedError,
-)
+from tranlog.errors import CorruptRecordError, LogClosedError, LogReplacedError, PayloadError, PurgedError
 from tranlog.header import Passes, Record, TransactionHeader
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, segment_name
 from tranlog.log.files.segments import SegmentStat

@@ -12,18 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tranlog.types import (
-    F32,
-    Bit,
-    CharsetBytes,
-    Date,
-    Datetime,
-    Instant,
-    Other,
-    Time,
-    Value,
-    ZeroDate,
-)
+from tranlog.types import F32, Bit, CharsetBytes, Date, Datetime, Instant, Other, Time, Value, ZeroDate
 
 # ColumnVal.type
 INT: Final = 1

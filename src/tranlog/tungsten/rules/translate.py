@@ -24,14 +24,7 @@ import msgspec
 from tranlog.change import NOOP, Change, Column, Op, Options, RowChange, Statement, TableMap, TableName
 from tranlog.errors import PayloadError
 from tranlog.header import TransactionHeader
-from tranlog.payload import (
-    DDL_OPTION,
-    Payload,
-    decode_table_map,
-    encode_table_map,
-    kept_of,
-    with_kept,
-)
+from tranlog.payload import DDL_OPTION, Payload, decode_table_map, encode_table_map, kept_of, with_kept
 from tranlog.payload import decode as decode_native
 from tranlog.payload import encode as encode_native
 from tranlog.statements import StatementKind, statement_kind
