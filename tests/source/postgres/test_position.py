@@ -17,16 +17,7 @@ from tranlog.source.postgres.position import (
 
 HERE = WalPosition(lsn=0x16_B374_D848, system="7298342934123412341", timeline=2, slot="tranlog_shop", xid=743)
 SERVER = ServerHistory(system=HERE.system, timeline=2, end_lsn=HERE.lsn + 10, switches={1: 0x5000060})
-SLOT = SlotState(
-    plugin="pgoutput",
-    database="shop",
-    confirmed_lsn=HERE.lsn,
-    restart_lsn=HERE.lsn - 100,
-    wal_status="reserved",
-    active_pid=None,
-    temporary=False,
-    two_phase=False,
-)
+SLOT = SlotState(confirmed_lsn=HERE.lsn, wal_status="reserved", active_pid=None)
 
 
 def test_the_text_of_a_position() -> None:

@@ -242,7 +242,7 @@ def fault_error(fault: SpillFault, verdict: RecordHeader) -> CorruptRecordError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillStat:
-    """One spill segment as people see it; times are ms since 1970, None while it holds no chunk.
+    """One spill segment as people see it; `created_at` is ms since 1970.
 
     `bytes` are those on disk, `raw_bytes` those of the fragments before compression. `referred_by` is the highest
     transaction that refers into it, None if none does.
@@ -254,8 +254,6 @@ class SpillStat:
     raw_bytes: int
     chunks: int
     created_at: int
-    first_written: int | None
-    last_written: int | None
     referred_by: Gtid | None
 
 
@@ -288,14 +286,10 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
         size = file.size()
         begun = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
         at, raw_bytes, chunks = SPILL_HEADER_BYTES, 0, 0
-        first: int | None = None
-        last: int | None = None
         while at < size:
             header = parse_chunk_header(file.pread(CHUNK_HEADER_BYTES, at))
             if isinstance(header, Impossible) or at + header.record_length > size:
                 break  # what a crash left, or is being written
-            first = header.written_at if first is None else first
-            last = header.written_at
             raw_bytes += header.raw_length
             chunks += 1
             at += header.record_length
@@ -306,8 +300,6 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
         raw_bytes=raw_bytes,
         chunks=chunks,
         created_at=0 if begun is None else begun[0],
-        first_written=first,
-        last_written=last,
         referred_by=referred_by,
     )
 

@@ -30,8 +30,7 @@ TRIGGERS: Final = (TRIGGER, f"{TRIGGER}_drop")
 PUBLICATION_COMMENT: Final = "made by tranlog"
 
 _SLOT: Final = """
-SELECT plugin, database, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''), active_pid, temporary,
-       two_phase
+SELECT plugin, database, confirmed_flush_lsn::text, coalesce(wal_status, ''), active_pid, temporary, two_phase
   FROM pg_replication_slots WHERE slot_name = $1 AND slot_type = 'logical'"""
 _WITH_PUBLISHED: Final = """
 WITH published AS (
@@ -396,7 +395,7 @@ class PostgresCatalog:
         found = self._control.rows(_SLOT, (options.slot_name,))
         if not found:
             return None
-        plugin, database, confirmed, restart, wal_status, pid, temporary, two_phase = found[0]
+        plugin, database, confirmed, wal_status, pid, temporary, two_phase = found[0]
         ((here,),) = self._control.rows("SELECT current_database()")
         if plugin != "pgoutput" or database != here or temporary or two_phase:
             raise SourceSetupError(
@@ -406,16 +405,8 @@ class PostgresCatalog:
                 remedy=f"Set the option slot to another name, or drop it: SELECT pg_drop_replication_slot"
                 f"('{options.slot_name}')",
             )
-        return SlotState(
-            plugin=plugin,
-            database=database,
-            confirmed_lsn=None if confirmed is None else parse_lsn(confirmed),
-            restart_lsn=None if restart is None else parse_lsn(restart),
-            wal_status=wal_status,
-            active_pid=pid,
-            temporary=temporary,
-            two_phase=two_phase,
-        )
+        at = None if confirmed is None else parse_lsn(confirmed)
+        return SlotState(confirmed_lsn=at, wal_status=wal_status, active_pid=pid)
 
     def reader_of_slot(self, pid: int) -> str:
         """Name whoever reads from the slot."""

@@ -63,14 +63,9 @@ class WalPosition(msgspec.Struct, frozen=True, kw_only=True):
 class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     """A replication slot as pg_replication_slots shows it. `active_pid`: who reads from it; None: nobody."""
 
-    plugin: str
-    database: str
     confirmed_lsn: int | None
-    restart_lsn: int | None
     wal_status: str
     active_pid: int | None
-    temporary: bool
-    two_phase: bool
 
 
 class ServerHistory(msgspec.Struct, frozen=True, kw_only=True):
