@@ -102,6 +102,15 @@ def storage_error(exc: OSError, path: str) -> LogError:
     return DiskFailedError(path=path, why=why)
 
 
+@contextmanager
+def storing(path: str) -> Iterator[None]:
+    """Raise `storage_error` for what the operating system refuses meanwhile."""
+    try:
+        yield
+    except OSError as exc:
+        raise storage_error(exc, path) from exc
+
+
 def replace_file(path: str, raw: bytes, disk: Disk) -> None:
     """Write a whole file, durable; what was there stays until it is replaced. Raises OSError."""
     fresh = f"{path}.new"

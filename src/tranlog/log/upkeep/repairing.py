@@ -32,7 +32,7 @@ from tranlog.log.files.directory import (
     keep_bytes,
     list_segments,
     sign_lock,
-    storage_error,
+    storing,
     take_lock,
 )
 from tranlog.log.files.index_table import INDEX_NAME
@@ -98,7 +98,7 @@ def repair(
     if dry_run:
         before, decision, _ = _look(directory, keep, disk, clock, progress)
         return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
-    try:
+    with storing(directory):
         lock = take_lock(directory, disk)
         try:
             sign_lock(directory, disk)
@@ -117,8 +117,6 @@ def repair(
             return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(done), report=report)
         finally:
             lock.release()
-    except OSError as exc:
-        raise storage_error(exc, directory) from exc
 
 
 def _look(

@@ -22,7 +22,7 @@ from tranlog.errors import LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.forking import tell_of_forks
 from tranlog.ids import HISTORY_BYTES, Gtid, Seqno, segment_name
 from tranlog.log.files.commit_point import check_no_member
-from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
+from tranlog.log.files.directory import directory_of, list_segments, make_directory, storing, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.log.files.positions import drop_hold, hold, read_holds, shut_out
 from tranlog.log.options import LogOptions
@@ -113,7 +113,7 @@ class Log(LogView, Closing):
         directory = directory_of(path)
         check_source_id(source_id)
         assert history is None or len(history) == HISTORY_BYTES
-        try:
+        with storing(directory):
             make_directory(directory, disk)
             cls.check_owner(directory, disk)
             lock_file = take_lock(directory, disk)
@@ -126,8 +126,6 @@ class Log(LogView, Closing):
                     log._end.let_go()
                 lock_file.release()
                 raise
-        except OSError as exc:
-            raise storage_error(exc, directory) from exc
         return log
 
     @classmethod

@@ -17,7 +17,7 @@ from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogError, RollbackError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import become_member, forget_missing, read_missing, write_commit_point
-from tranlog.log.files.directory import storage_error
+from tranlog.log.files.directory import storing
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S
 from tranlog.log.records.format import RollbackMark
@@ -89,10 +89,8 @@ class MemberLog(Log):
 
     def missing_noted(self) -> None:
         """Forget `missing_seqno`: the node knows, durably, that it neither votes nor acks. Raises DiskFailedError."""
-        try:
+        with storing(self.path):
             forget_missing(self.path, self.disk)
-        except OSError as exc:
-            raise storage_error(exc, self.path) from exc
         self.missing_seqno = None
 
     def lead(self, epoch: Epoch) -> Gtid:

@@ -25,7 +25,7 @@ from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import ConfigError, GroupFileError, TranlogError
 from tranlog.log.files.commit_point import GROUP_DIR, become_member, is_member, write_whose
-from tranlog.log.files.directory import make_directory, sign_lock, storage_error, take_lock
+from tranlog.log.files.directory import make_directory, sign_lock, storing, take_lock
 from tranlog.log.options import LogOptions
 from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
 from tranlog.replication.acting.entrance import Entrance
@@ -121,7 +121,7 @@ def group_dir(path: str) -> str:
 def lock_node(options: NodeOptions, disk: Disk = OS_DISK) -> DiskLock:
     """Make the directory of a member, and lock it for one process. Raises LogLockedError, LogError."""
     path = options.dir
-    try:
+    with storing(path):
         make_directory(path, disk)
         if not is_member(path, disk):
             take_lock(path, disk).release()  # whoever writes the log now goes on as before
@@ -130,8 +130,6 @@ def lock_node(options: NodeOptions, disk: Disk = OS_DISK) -> DiskLock:
         sign_lock(group_dir(path), disk, LOCK_NAME)
         write_whose(path, f"node {options.node} of group {options.group}", disk)
         return lock
-    except OSError as exc:
-        raise storage_error(exc, path) from exc
 
 
 def open_log(options: NodeOptions, group: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> NodeLog:

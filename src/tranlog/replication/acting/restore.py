@@ -25,7 +25,7 @@ from tranlog.disk import Disk, DiskFile
 from tranlog.errors import DiskFailedError, PacketError, TranlogError
 from tranlog.ids import Epoch, Gtid, Seqno, segment_number
 from tranlog.log.files.commit_point import COMMIT_NAME
-from tranlog.log.files.directory import RESTORING_NAME, join, replace_file, storage_error
+from tranlog.log.files.directory import RESTORING_NAME, join, replace_file, storing
 from tranlog.log.files.index_table import INDEX_NAME
 from tranlog.log.files.positions import POSITIONS_NAME
 from tranlog.log.files.spilled import list_spill
@@ -80,13 +80,11 @@ def begun(path: str, disk: Disk) -> RestoreWanted | None:
 
 def begin(path: str, wanted: RestoreWanted, disk: Disk) -> None:
     """Begin a restore, durably; remove what an earlier attempt fetched. Raises DiskFullError, DiskFailedError."""
-    try:
+    with storing(path):
         for name in disk.list_dir(path):
             if _is_file_of_log(name.removesuffix(FETCHED)) and name.endswith(FETCHED):
                 disk.unlink(join(path, name))
         replace_file(join(path, WANTED_NAME), msgspec.json.encode(wanted), disk)
-    except OSError as exc:
-        raise storage_error(exc, path) from exc
 
 
 def save_alone(log: NodeLog, after: Gtid, clock: Clock) -> int | None:
@@ -103,10 +101,8 @@ def install(path: str, names: Sequence[str], disk: Disk) -> None:
 
     Raises DiskFullError, DiskFailedError: `finish_install` continues then.
     """
-    try:
+    with storing(path):
         replace_file(join(path, RESTORING_NAME), msgspec.json.encode(list(names)), disk)
-    except OSError as exc:
-        raise storage_error(exc, path) from exc
     finish_install(path, disk)
 
 
@@ -200,13 +196,11 @@ class Fetch:
         if not isinstance(listed, Files) or not all(_is_file_of_log(name) for name, _, _ in listed.names):
             raise self._failed("it sent no list of its files")
         self.total = sum(size for _, size, _ in listed.names)
-        try:
+        with storing(self._path):
             for one in listed.names:
                 with closing(self._disk.open(join(self._path, one[0] + FETCHED), write=True, create=True)) as file:
                     await self._file(file, one)
             await asyncio.to_thread(self._disk.sync_dir, self._path)
-        except OSError as exc:
-            raise storage_error(exc, self._path) from exc
         return [name for name, _, _ in listed.names]
 
     async def _file(self, file: DiskFile, wanted: FileSum) -> None:

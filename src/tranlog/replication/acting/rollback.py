@@ -23,7 +23,7 @@ from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import DiskFailedError
 from tranlog.ids import Gtid, Seqno, segment_number
 from tranlog.log.files.commit_point import COMMIT_NAME
-from tranlog.log.files.directory import join, storage_error, take_lock
+from tranlog.log.files.directory import join, storage_error, storing, take_lock
 from tranlog.log.files.index_table import INDEX_NAME
 from tranlog.log.files.positions import POSITIONS_NAME
 from tranlog.log.reading.text import ChangeJson, change_json
@@ -56,7 +56,7 @@ def save(log: MemberLog, matchpoint: Gtid, last: Gtid, clock: Clock) -> int:
     LogUnreadableError (nothing was abandoned), and what reading the log raises.
     """
     disk, folder = log.disk, join(log.path, ROLLBACK_DIR)
-    try:
+    with storing(folder):
         disk.make_dir(folder)
         disk.sync_dir(log.path)
         heads = {head.rid: (head.matchpoint, head.last) for head in _heads(folder, disk)}
@@ -72,8 +72,6 @@ def save(log: MemberLog, matchpoint: Gtid, last: Gtid, clock: Clock) -> int:
                 file.sync()
             disk.rename(join(folder, f"{rid}{_NEW}"), join(folder, str(rid)))
             disk.sync_dir(folder)
-    except OSError as exc:
-        raise storage_error(exc, folder) from exc
     return rid
 
 
