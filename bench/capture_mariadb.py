@@ -4,7 +4,7 @@ Two workloads on one private server: bulk (transactions of 1000 inserted rows) a
 rows: inserts, updates, deletes). For each, two things of ours:
 
 - capture: what `tranlog capture` does, from the socket to the synced log, encoding and checksums included.
-- decode: from the socket to rows as Python values, which is what the peer does.
+- decode: from the socket to rows as Python values, by way of their bytes in the log.
 
 The peer iterates the row events and their rows, as its README shows it; it verifies no checksums, we do. CPU seconds
 are this process's, all threads; the server's are its own.
@@ -26,6 +26,7 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 
 from tranlog.capture.capture import Capture
 from tranlog.log.writing.log import Log
+from tranlog.row_bytes import decode_row
 from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.mariadb.events import (
@@ -37,7 +38,7 @@ from tranlog.source.mariadb.events import (
 )
 from tranlog.source.mariadb.groups import EventGroup, GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition
-from tranlog.source.mariadb.rows import RowsDecoder, rows_decoder
+from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.types import types_in_binlog
 from tranlog.testing.servers import MariaDbServer
@@ -46,7 +47,7 @@ QUESTION = Question(
     name="capture_mariadb",
     text=(
         "How many transactions of MariaDB's binlog does one CPU second of ours carry: into the durable log (capture), "
-        "and to rows as Python values only (decode, which is what the peer does)?"
+        "and to rows as Python values only (decode)?"
     ),
     peer="python-mysql-replication iterating the rows of the same binlog, by CPU seconds of the same process",
 )
@@ -157,23 +158,25 @@ class _Events(deque[bytes]):
 
 
 def decode(server: MariaDbServer, workload: Workload) -> None:
-    """Read the binlog to rows as Python values."""
-    decoders: dict[bytes, RowsDecoder] = {}
+    """Read the binlog to rows as Python values: encoded as capture does, and decoded as a reader of the log does."""
+    encoders: dict[bytes, tuple[RowsEncoder, int]] = {}
     table_map, rows_events = int(EventType.TABLE_MAP), frozenset(map(int, ROWS_EVENTS))
     changes = 0
     groups = our_groups(server)
     for number, group in enumerate(groups, start=1):
-        layouts: dict[int, RowsDecoder] = {}
+        layouts: dict[int, tuple[RowsEncoder, int]] = {}
         for event in group.events:
             kind = event[4]
             if kind == table_map:
                 key = event[25:]
-                if key not in decoders:
+                if key not in encoders:
                     table = parse_table_map(event)
-                    decoders[key] = rows_decoder(table, types_in_binlog(table, collations=COLLATIONS, known=None))
-                layouts[table_number(event)] = decoders[key]
+                    types = types_in_binlog(table, collations=COLLATIONS, known=None)
+                    encoders[key] = rows_encoder(table, types), len(types)
+                layouts[table_number(event)] = encoders[key]
             elif kind in rows_events:
-                images = layouts[table_number(event)](event, parse_rows_shape(event).images_at)
+                encode, columns = layouts[table_number(event)]
+                images = [decode_row(raw, columns) for raw in encode(event, parse_rows_shape(event).images_at)]
                 changes += len(images) // 2 if ROWS_EVENTS[EventType(kind)][0] == "update" else len(images)
         if number == workload.transactions:
             break

@@ -20,7 +20,7 @@ from fix_mutation import Fuzz, mutated
 from tranlog.charsets import CHARSET_NAMES, text_decoder
 from tranlog.errors import SourceError
 from tranlog.payload import decode, encode_table_map
-from tranlog.row_bytes import encode_row
+from tranlog.row_bytes import decode_row, encode_row
 from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.source.mariadb.branches import PreparedBranches
 from tranlog.source.mariadb.captured import CapturedTables
@@ -47,7 +47,7 @@ from tranlog.source.mariadb.fragments import FragmentMaker
 from tranlog.source.mariadb.groups import GroupAssembler
 from tranlog.source.mariadb.lone_tables import LoneTables
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids, parse_start
-from tranlog.source.mariadb.rows import rows_decoder
+from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.transaction import SourceTransaction
 from tranlog.source.mariadb.types import CatalogColumn, KnownTable, table_map, types_in_binlog
 from tranlog.source.mariadb.values import uncompressed
@@ -296,28 +296,28 @@ def _tables() -> dict[str, bytes]:
     return found
 
 
-def _decoder(table: BinlogTable) -> Callable[[bytes, int], list[Any]]:
+def _encoder(table: BinlogTable) -> RowsEncoder:
     declared = KNOWN.get(table.table)
     known = None if declared is None else KnownTable(types=declared)
     types = types_in_binlog(table, collations=COLLATIONS, known=known)
     columns = [kind.column(one.name, nullable=one.nullable) for kind, one in zip(types, table.columns, strict=True)]
     encode_table_map(table_map(table.schema, table.table, columns, primary_key=table.primary_key, known=known))
-    return rows_decoder(table, types)
+    return rows_encoder(table, types)
 
 
 def test_table_maps(fuzz: Fuzz) -> None:
-    """A table map that is taken has a decoder, and a map of ours that can be written."""
+    """A table map that is taken has an encoder, and a map of ours that can be written."""
 
     def read(raw: bytes) -> None:
         if len(raw) >= HEADER_BYTES:
             with contextlib.suppress(SourceError):
-                _decoder(parse_table_map(raw))
+                _encoder(parse_table_map(raw))
 
     fuzz.samples(list(_tables().values()), read, share=0.5)
 
 
 def test_rows(fuzz: Fuzz) -> None:
-    """Rows are decoded to values that can be written to the log, or refused."""
+    """Rows are encoded for the log, so that their values can be read from it, or refused."""
     maps = _tables()
     table = ""
     samples: dict[str, list[bytes]] = {name: [] for name in maps}
@@ -326,8 +326,9 @@ def test_rows(fuzz: Fuzz) -> None:
             table = parse_table_map(event).table
         elif event[4] in ROWS:
             samples[table].append(event)
-    decoders = {name: _decoder(parse_table_map(event)) for name, event in maps.items() if name != "t"}
-    names = [name for name in decoders if samples[name]]
+    tables = {name: parse_table_map(event) for name, event in maps.items() if name != "t"}
+    encoders = {name: _encoder(table) for name, table in tables.items()}
+    names = [name for name in tables if samples[name]]
     assert len(names) >= 5
 
     def make(rng: random.Random) -> bytes:
@@ -337,11 +338,10 @@ def test_rows(fuzz: Fuzz) -> None:
         return bytes([at]) + event[:start] + mutated(rng, [event[start:]])
 
     def read(raw: bytes) -> None:
-        event = raw[1:]
+        event, name = raw[1:], names[raw[0]]
         with contextlib.suppress(SourceError):
-            for row in decoders[names[raw[0]]](event, parse_rows_shape(event).images_at):
-                encode_row(row)
-                for value in row:
+            for row in encoders[name](event, parse_rows_shape(event).images_at):
+                for value in decode_row(row, len(tables[name].columns)):
                     value_text(value)
 
     fuzz.cases(make, read)
@@ -352,7 +352,7 @@ def test_rows(fuzz: Fuzz) -> None:
 
 def test_compressed_values(fuzz: Fuzz) -> None:
     def read(raw: bytes) -> None:
-        with contextlib.suppress(ValueError):  # what the rows decoder turns into an error of ours
+        with contextlib.suppress(ValueError):  # what the encoder of rows turns into an error of ours
             uncompressed(raw)
 
     def packed(content: bytes) -> bytes:

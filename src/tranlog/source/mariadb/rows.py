@@ -1,11 +1,11 @@
-"""Row images of the binary log: a decoder written for each table, and compiled.
+"""Row images of the binary log: an encoder written for each table, and compiled.
 
 Owns the bytes of rows; what a value is worth is `values`'s. Pure. The hard idea: a loop over columns that asks
-each for its type costs several times what the values cost, so the decoder of a table is Python text with the columns
+each for its type costs several times what the values cost, so the encoder of a table is Python text with the columns
 written out one after the other, neighbours of fixed size read by one `struct` call. A row without NULLs takes that
-path; a row with NULLs, or with text that does not decode, takes a second one, column by column. Two kinds come from
-one description of the columns: a decoder gives values; an encoder, which capture uses, gives `row_bytes.encode_row` of
-them without making most of them: text that is ASCII is copied, a label is looked up with its tag.
+path; a row with NULLs, or with text that does not decode, takes a second one, column by column. It gives
+`row_bytes.encode_row` of the values without making most of them: text that is ASCII is copied, a label is looked up
+with its tag.
 """
 
 from __future__ import annotations
@@ -48,62 +48,57 @@ from tranlog.source.mariadb.values import (
     uncompressed,
     year_value,
 )
-from tranlog.types import F32, CharsetBytes, Value
+from tranlog.types import F32, CharsetBytes
 
-Row = tuple[Value, ...]
-RowsDecoder = Callable[[bytes, int], list[Row]]
-"""Takes a rows event and the offset of its first image; returns all images in order. Raises EventFormatError."""
 RowsEncoder = Callable[[bytes, int], list[bytes]]
-"""As a decoder, and returns each image as `row_bytes.encode_row` writes it."""
+"""Takes a rows event and the offset of its first image; returns all images in order, as `row_bytes.encode_row` writes
+them. Raises EventFormatError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
     """How one column is read.
 
-    Of fixed size: `code` for struct, and `size`. Else `prefix` bytes of length in front. `value` is an expression
-    over `{}`, the number or the bytes read; `safe` is the one that never raises for bad text, where it differs.
-    `coded` and `safe_coded` are the same for the value's bytes in a payload.
+    Of fixed size: `code` for struct, and `size`. Else `prefix` bytes of length in front. `coded` is an expression
+    over `{}`, the number or the bytes read, for the value's bytes in a payload; `safe` is the one that never raises
+    for bad text, where it differs.
     """
 
     code: str = ""
     size: int = 0
     prefix: int = 0
-    value: str = "{}"
-    safe: str = ""
     coded: str
-    safe_coded: str = ""
-
-    def as_coded(self) -> _Piece:
-        """The piece that gives bytes in the place of the value."""
-        return replace(self, value=self.coded, safe=self.safe_coded)
+    safe: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """All that a decoder or an encoder depends on: tables of equal shapes share one."""
+    """All that an encoder depends on: tables of equal shapes share one."""
 
     columns: tuple[tuple[FieldType, int, MariadbType], ...]
     carried: tuple[int, ...]
-    encodes: bool
-
-
-def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecoder:
-    """Return the decoder of a table's rows; compiled once per shape.
-
-    Shape: full images only; the caller has looked at the event's column bits.
-    """
-    return cast(RowsDecoder, _checked(table, types, encodes=False))
 
 
 def rows_encoder(
     table: BinlogTable, types: Sequence[MariadbType], *, carried: Sequence[int] | None = None
 ) -> RowsEncoder:
-    """Return what gives a table's rows as `row_bytes.encode_row` writes them; else as `rows_decoder`.
+    """Return the encoder of a table's rows; compiled once per shape.
 
-    `carried`: the places of the columns that are of use, all by default; what the rows hold in others is left out.
+    Shape: full images only; the caller has looked at the event's column bits. `carried`: the places of the columns
+    that are of use, all by default; what the rows hold in others is left out.
     """
-    return cast(RowsEncoder, _checked(table, types, encodes=True, carried=carried))
+    columns = tuple((column.kind, column.length, kind) for column, kind in zip(table.columns, types, strict=True))
+    places = tuple(range(len(columns)) if carried is None else carried)
+    encode = _compile(_Shape(columns=columns, carried=places))
+    name = f"{table.schema}.{table.table}"
+
+    def checked(event: bytes, at: int) -> list[bytes]:
+        try:
+            return encode(event, at)
+        except (IndexError, ValueError, struct.error, OverflowError, KeyError) as exc:
+            raise EventFormatError(why=f"a row of {name}: {exc or type(exc).__name__}") from exc
+
+    return checked
 
 
 def encoder_of_present(
@@ -118,29 +113,11 @@ def encoder_of_present(
     return rows_encoder(part, [types[at] for at in held], carried=[held.index(at) for at in carried])
 
 
-def _checked(
-    table: BinlogTable, types: Sequence[MariadbType], *, encodes: bool, carried: Sequence[int] | None = None
-) -> Callable[[bytes, int], list[Any]]:
-    columns = tuple((column.kind, column.length, kind) for column, kind in zip(table.columns, types, strict=True))
-    places = tuple(range(len(columns)) if carried is None else carried)
-    decode = _compile(_Shape(columns=columns, carried=places, encodes=encodes))
-    name = f"{table.schema}.{table.table}"
-
-    def checked(event: bytes, at: int) -> list[Any]:
-        try:
-            return decode(event, at)
-        except (IndexError, ValueError, struct.error, OverflowError, KeyError) as exc:
-            raise EventFormatError(why=f"a row of {name}: {exc or type(exc).__name__}") from exc
-
-    return checked
-
-
 @lru_cache(maxsize=1024)
-def _compile(shape: _Shape) -> Callable[[bytes, int], list[Any]]:
+def _compile(shape: _Shape) -> RowsEncoder:
     scope: dict[str, Any] = dict(_ENCODERS)
-    source = rows_decoder_source(shape, scope)
-    exec(compile(source, "<rows decoder>", "exec"), scope)
-    return cast(Callable[[bytes, int], list[Any]], scope["decode"])
+    exec(compile(_source(shape, scope), "<rows encoder>", "exec"), scope)
+    return cast(RowsEncoder, scope["encode"])
 
 
 _ENCODERS: Final = {
@@ -148,24 +125,20 @@ _ENCODERS: Final = {
 }
 
 
-def rows_decoder_source(shape: _Shape, scope: dict[str, Any]) -> str:
-    """Return the text of a decoder or an encoder, and put what it names into `scope`."""
+def _source(shape: _Shape, scope: dict[str, Any]) -> str:
+    """Return the text of an encoder, and put what it names into `scope`."""
     pieces = [_piece(at, kind, length, typed, scope) for at, (kind, length, typed) in enumerate(shape.columns)]
     count = len(pieces)
     null_bytes = (count + 7) // 8
     scope["from_bytes"] = int.from_bytes
     nulls = "raw[at]" if null_bytes == 1 else f"from_bytes(raw[at : at + {null_bytes}], 'little')"
-    row = "(" + ", ".join(f"c{at}" for at in shape.carried) + ",)"
-    null = "None"
-    if shape.encodes:
-        pieces = [piece.as_coded() for piece in pieces]
-        scope["join"] = b"".join
-        row, null = f"join({row})", repr(encode_value(None))
+    scope["join"] = b"".join
+    row = "join((" + ", ".join(f"c{at}" for at in shape.carried) + ",))"
     fast = _fast_path(pieces, scope)
-    slow = _slow_path(pieces, scope, null)
+    slow = _slow_path(pieces, scope)
     return "\n".join(
         [
-            "def decode(raw, at):",
+            "def encode(raw, at):",
             "    end = len(raw)",
             "    rows = []",
             "    append = rows.append",
@@ -202,9 +175,7 @@ def _fast_path(pieces: Sequence[_Piece], scope: dict[str, Any]) -> list[str]:
         scope[name] = reader.unpack_from
         lines.append(", ".join(f"c{at}" for at in run) + f", = {name}(raw, at)")
         lines.append(f"at += {reader.size}")
-        for at in run:
-            if pieces[at].value != "{}":
-                lines.append(f"c{at} = {pieces[at].value.format(f'c{at}')}")
+        lines.extend(f"c{at} = {pieces[at].coded.format(f'c{at}')}" for at in run)
         run.clear()
 
     for at, piece in enumerate(pieces):
@@ -212,26 +183,24 @@ def _fast_path(pieces: Sequence[_Piece], scope: dict[str, Any]) -> list[str]:
             run.append(at)
         else:
             close_run()
-            lines += _variable(at, piece, piece.value)
+            lines += _variable(at, piece, piece.coded)
     close_run()
     return lines
 
 
-def _slow_path(pieces: Sequence[_Piece], scope: dict[str, Any], null: str) -> list[str]:
+def _slow_path(pieces: Sequence[_Piece], scope: dict[str, Any]) -> list[str]:
     """Return the lines for a row with NULLs or with text that does not decode."""
     lines: list[str] = []
     for at, piece in enumerate(pieces):
         lines.append(f"if nulls & {1 << at:#x}:")
-        lines.append(f"    c{at} = {null}")
+        lines.append(f"    c{at} = {encode_value(None)!r}")
         lines.append("else:")
         if piece.code:
             name = f"one{at}"
             scope[name] = struct.Struct("<" + piece.code).unpack_from
-            inner = [f"c{at}, = {name}(raw, at)", f"at += {piece.size}"]
-            if piece.value != "{}":
-                inner.append(f"c{at} = {piece.value.format(f'c{at}')}")
+            inner = [f"c{at}, = {name}(raw, at)", f"at += {piece.size}", f"c{at} = {piece.coded.format(f'c{at}')}"]
         else:
-            inner = _variable(at, piece, piece.safe or piece.value)
+            inner = _variable(at, piece, piece.safe or piece.coded)
         lines += [f"    {line}" for line in inner]
     return lines
 
@@ -245,11 +214,11 @@ _LENGTHS: Final = (
 )
 
 
-def _variable(at: int, piece: _Piece, value: str) -> list[str]:
+def _variable(at: int, piece: _Piece, coded: str) -> list[str]:
     # A slice that passes the end is short, not an error: the end is compared when all rows are read.
     return [
         f"stop = at + {piece.prefix} + ({_LENGTHS[piece.prefix]})",
-        f"c{at} = {value.format(f'raw[at + {piece.prefix} : stop]')}",
+        f"c{at} = {coded.format(f'raw[at + {piece.prefix} : stop]')}",
         "at = stop",
     ]
 
@@ -282,49 +251,42 @@ def _piece(at: int, kind: FieldType, length: int, typed: MariadbType, scope: dic
             )
         case FieldType.INT24:
             signed = "" if typed.unsigned else ", signed=True"
-            value = "from_bytes({}, 'little'" + signed + ")"
-            return _Piece(code="3s", size=3, value=value, coded=f"encode_int({value})")
+            return _Piece(code="3s", size=3, coded="encode_int(from_bytes({}, 'little'" + signed + "))")
         case FieldType.FLOAT:
             scope["F32"] = F32
-            return _Piece(code="f", size=4, value="F32({})", coded="encode_other(F32({}))")
+            return _Piece(code="f", size=4, coded="encode_other(F32({}))")
         case FieldType.DOUBLE:
             return _Piece(code="d", size=8, coded="encode_float({})")
         case FieldType.YEAR:
             scope["year_value"] = year_value
-            return _Piece(code="B", size=1, value="year_value({})", coded="encode_int(year_value({}))")
+            return _Piece(code="B", size=1, coded="encode_int(year_value({}))")
         case FieldType.DATE | FieldType.NEWDATE:
             scope["dates"] = _DATES
-            scope["coded_dates"] = _CODED_DATES
-            return _Piece(code="3s", size=3, value="dates[{}]", coded="coded_dates[{}]")
+            return _Piece(code="3s", size=3, coded="dates[{}]")
         case FieldType.TIME | FieldType.DATETIME | FieldType.TIMESTAMP:
             return _converted(name, *_OLD_TIMES[kind](typed.decimals), scope=scope)
         case FieldType.DATETIME2:
-            scope[f"{name}_coded"] = datetime2(typed.decimals, encode_datetime, encode_other)[1]
-            piece = _converted(name, *datetime2(typed.decimals), scope=scope)
-            return replace(piece, coded=name + "_coded({})")
+            size, scope[name] = datetime2(typed.decimals, encode_datetime, encode_other)
+            return _Piece(code=f"{size}s", size=size, coded=name + "({})")
         case FieldType.TIME2 | FieldType.TIMESTAMP2:
             return _converted(name, *_TIMES[kind](typed.decimals), scope=scope)
         case FieldType.NEWDECIMAL:
-            piece = _converted(name, *decimal_bytes(typed.precision, typed.decimals), scope=scope)
             if typed.decimals > _PLAIN_DECIMALS:
-                return piece
-            scope[f"{name}_text"] = decimal_text(typed.precision, typed.decimals)[1]
+                return _converted(name, *decimal_bytes(typed.precision, typed.decimals), scope=scope)
+            size, scope[name] = decimal_text(typed.precision, typed.decimals)
             scope["encode_decimal"] = encode_decimal
-            return replace(piece, coded=f"encode_decimal({name}_text({{}}))")
+            return _Piece(code=f"{size}s", size=size, coded=f"encode_decimal({name}({{}}))")
         case FieldType.BIT:
             return _converted(name, *bit_bytes(typed.length), scope=scope)
         case FieldType.ENUM | FieldType.SET if length not in range(1, 9) or (kind == FieldType.ENUM and length > 2):
             raise EventFormatError(why=f"a {kind.name} of {length} bytes")
         case FieldType.ENUM:
-            labels = enum_values(typed.labels)
-            scope[name] = labels
-            scope[f"{name}_coded"] = tuple(map(encode_other, labels))
-            return _Piece(code="B" if length == 1 else "H", size=length, value=name + "[{}]", coded=name + "_coded[{}]")
+            scope[name] = tuple(map(encode_other, enum_values(typed.labels)))
+            return _Piece(code="B" if length == 1 else "H", size=length, coded=name + "[{}]")
         case FieldType.SET:
             names = typed.labels
-            scope[name] = Memo(lambda raw: set_value(names, int.from_bytes(raw, "little")))
-            scope[f"{name}_coded"] = Memo(lambda raw: encode_other(set_value(names, int.from_bytes(raw, "little"))))
-            return _Piece(code=f"{length}s", size=length, value=name + "[{}]", coded=name + "_coded[{}]")
+            scope[name] = Memo(lambda raw: encode_other(set_value(names, int.from_bytes(raw, "little"))))
+            return _Piece(code=f"{length}s", size=length, coded=name + "[{}]")
         case FieldType.GEOMETRY:
             return _Piece(prefix=length, coded="encode_bytes({})")
         case FieldType.BLOB | FieldType.TINY_BLOB | FieldType.MEDIUM_BLOB | FieldType.LONG_BLOB:
@@ -345,7 +307,7 @@ _PLAIN_DECIMALS: Final = 6
 
 def _converted(name: str, size: int, convert: FromBytes, *, scope: dict[str, Any]) -> _Piece:
     scope[name] = convert
-    return _Piece(code=f"{size}s", size=size, value=name + "({})", coded=f"encode_other({name}({{}}))")
+    return _Piece(code=f"{size}s", size=size, coded=f"encode_other({name}({{}}))")
 
 
 def _string(name: str, prefix: int, typed: MariadbType, scope: dict[str, Any], *, packed: bool) -> _Piece:
@@ -356,36 +318,25 @@ def _string(name: str, prefix: int, typed: MariadbType, scope: dict[str, Any], *
     match typed.family:
         case Family.TEXT if is_utf8(typed.charset or ""):
             scope[name] = _safe_utf8(typed.charset or "")
-            return _Piece(
-                prefix=prefix,
-                value=content + ".decode()",
-                safe=f"{name}({content})",
-                coded=f"encode_utf8({content})",
-                safe_coded=f"encode_value({name}({content}))",
-            )
+            return _Piece(prefix=prefix, coded=f"encode_utf8({content})", safe=f"encode_value({name}({content}))")
         case Family.TEXT:
             scope[name] = text_decoder(typed.charset or "")
-            value = f"{name}({content})"
-            return _Piece(prefix=prefix, value=value, coded=f"encode_value({value})")
+            return _Piece(prefix=prefix, coded=f"encode_value({name}({content}))")
         case Family.UUID:
             scope["uuid"] = _uuid
-            value = f"uuid({content})"
-            return _Piece(prefix=prefix, value=value, coded=f"encode_other({value})")
+            return _Piece(prefix=prefix, coded=f"encode_other(uuid({content}))")
         case Family.INET:
             size = 4 if typed.name == "inet4" else 16
             scope[name] = lambda raw: inet_value(typed.name, raw.ljust(size, b"\0"))
-            value = f"{name}({content})"
-            return _Piece(prefix=prefix, value=value, coded=f"encode_other({value})")
+            return _Piece(prefix=prefix, coded=f"encode_other({name}({content}))")
         case _ if typed.fixed:
             # The binlog drops the zeros at the end of a BINARY.
-            value = content + f".ljust({typed.length}, b'\\0')"
-            return _Piece(prefix=prefix, value=value, coded=f"encode_bytes({value})")
+            return _Piece(prefix=prefix, coded=f"encode_bytes({content}.ljust({typed.length}, b'\\0'))")
         case _:
-            return _Piece(prefix=prefix, value=content, coded=f"encode_bytes({content})")
+            return _Piece(prefix=prefix, coded=f"encode_bytes({content})")
 
 
-_DATES: Final = Memo(date3)
-_CODED_DATES: Final = Memo(lambda raw: encode_other(date3(raw)))
+_DATES: Final = Memo(lambda raw: encode_other(date3(raw)))
 
 
 def _uuid(raw: bytes) -> UUID:

@@ -109,9 +109,7 @@ def time2(decimals: int) -> tuple[int, FromBytes]:
 
 
 def datetime2(
-    decimals: int,
-    made: Callable[[int], Value] = Datetime,
-    made_zero: Callable[[ZeroDate], Value] = lambda value: value,
+    decimals: int, made: Callable[[int], Value], made_zero: Callable[[ZeroDate], Value]
 ) -> tuple[int, FromBytes]:
     """Return the size of a DATETIME of so many decimals and its conversion.
 
