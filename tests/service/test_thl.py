@@ -262,7 +262,7 @@ def test_bad_usage(line: str, told: str, log_dir: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_what_of_a_range_is_there(wanted: Wanted, first: int, last: int, chosen: WantedSeqnos | NotFound) -> None:
-    assert choose(wanted, first, last) == chosen
+    assert choose(wanted, first, last, lambda seqno: seqno) == chosen
 
 
 # --- index, info ---

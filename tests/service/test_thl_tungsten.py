@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from fix_effort import few_of
 from fix_tungsten import make_event
 from tranlog.codecs.converting import convert
+from tranlog.codecs.segments import tungsten_rows
 from tranlog.service.thl import listing, thl
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.event import Event
@@ -68,6 +70,48 @@ def test_a_seqno_that_is_not_there_is_not_answered_with_its_neighbour(capsys: py
     """B7-23."""
     code, out, err = run(GOLDEN / "odd-order" / "log", "list -seqno 3", capsys)
     assert (code, out) == (1, "") and "Unable to find sequence number: 3" in err
+
+
+GAPPED = (*range(6), *range(100, 106))
+
+
+@pytest.fixture
+def gapped(tmp_path: Path) -> Path:
+    """A log with a gap, as `online -base-seqno 100` makes one, at the end of its first segment."""
+    with TungstenLog.open(str(tmp_path / "thl"), segment_bytes=1000, gaps=True) as writer:
+        for seqno in GAPPED:
+            writer.append(make_event(seqno))
+    return tmp_path / "thl"
+
+
+@pytest.mark.parametrize(
+    ("line", "seqnos", "told"),
+    [
+        ("list -headers -low 50", range(100, 106), "seqno 50 to 99 are not in this log"),
+        ("list -headers -low 50 -high 101", (100, 101), "seqno 50 to 99 are not in this log"),
+        ("list -headers -low 4 -high 50", (4, 5), ""),
+        ("list -headers -last 10", range(100, 106), "seqno 96 to 99 are not in this log"),
+        ("tail -headers -n 10", range(100, 106), ""),
+    ],
+)
+def test_a_gap_hides_nothing(
+    line: str, seqnos: Sequence[int], told: str, gapped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(gapped, line, capsys)
+    assert (code, [int(one.split("\t")[0]) for one in out.splitlines()], err.strip()) == (0, list(seqnos), told)
+
+
+def test_a_range_inside_a_gap_is_not_found(gapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(gapped, "list -low 50 -high 60", capsys)
+    assert (code, out, err) == (1, "", "Unable to find sequence number: 50\n")
+
+
+def test_the_last_gtid_of_a_segment_before_a_gap(gapped: Path) -> None:
+    rows = tungsten_rows(str(gapped), report=lambda text: None)
+    assert [(str(row.first_gtid), str(row.last_gtid)) for row in rows[:2]] == [
+        ("GTID(0, 0)", "GTID(0, 5)"),
+        ("GTID(0, 100)", "GTID(0, 104)"),
+    ]
 
 
 def test_a_seqno_inside_a_filtered_range_shows_the_range(capsys: pytest.CaptureFixture[str]) -> None:

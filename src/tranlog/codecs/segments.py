@@ -90,8 +90,10 @@ def tungsten_rows(path: str, *, report: Report) -> list[ListedSegment]:
 
 
 def _ancestors_gtid(cursor: TungstenCursor, seqno: int) -> Gtid | None:
-    if seqno < 0 or cursor.seek(seqno) is not Seek.FOUND:
+    if seqno < 0:
         return None
+    if cursor.seek(seqno) is not Seek.FOUND:  # a segment whose end a gap follows
+        return None if cursor.passed is None else _ancestors_gtid(cursor, cursor.passed)
     stored = cursor.next()
     return None if stored is None else Gtid(Epoch(stored.record.epoch), Seqno(seqno))
 

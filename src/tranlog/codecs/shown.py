@@ -97,14 +97,14 @@ class ShownLog(Protocol):
     def check_whole(self) -> None:
         """Raise CorruptRecordError where a segment is missing between others."""
 
-    def holds(self, seqno: int) -> bool:
-        """Whether a seqno between the two ends is there; a filtered range holds all of its own."""
+    def held_from(self, seqno: int) -> int:
+        """Return the lowest seqno from `seqno` on that is there; a filtered range holds all of its own."""
 
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """Return the seqno of what is sought."""
 
     def lines(self, low: int, high: int, form: ShownForm, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
-        """Yield what `form` shows of each fragment from `low` to `high`, both included; `low` must be there.
+        """Yield what `form` shows of each fragment from `low` to `high`, both included.
 
         `passed` is told now and then how far it is.
         """
@@ -169,9 +169,9 @@ class NativeShown:
         """See ShownLog."""
         self.reader.check_whole()
 
-    def holds(self, seqno: int) -> bool:
+    def held_from(self, seqno: int) -> int:
         """See ShownLog."""
-        return True
+        return seqno
 
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """See ShownLog."""
@@ -321,10 +321,11 @@ class TungstenShown:
     def check_whole(self) -> None:
         """See ShownLog: a directory with a hole is refused when it is opened."""
 
-    def holds(self, seqno: int) -> bool:
+    def held_from(self, seqno: int) -> int:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
-            return cursor.seek(seqno) is Seek.FOUND
+            stored = None if cursor.seek(seqno) is Seek.FOUND else cursor.next()
+            return seqno if stored is None else stored.record.seqno
 
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """See ShownLog."""
@@ -357,8 +358,8 @@ class TungstenShown:
     def lines(self, low: int, high: int, form: ShownForm, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
-            if low > self.reader.first_seqno and cursor.seek(low) is not Seek.FOUND:
-                return
+            if low > self.reader.first_seqno:
+                cursor.seek(low)
             while (stored := cursor.next()) is not None:
                 if stored.record.seqno > high:
                     return
@@ -377,7 +378,7 @@ class TungstenShown:
                 stored = cursor.next()
                 if stored is None:
                     self._clock.sleep(FOLLOW_EVERY_S)
-                elif stored.record.seqno >= seqno:
+                else:
                     yield from _event_lines(stored, form, style)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -55,8 +55,8 @@ class NotFound:
     code: ExitCode
 
 
-def choose(wanted: Wanted, first: int, last: int) -> WantedSeqnos | NotFound:
-    """Decide what to show of a log that holds `first` to `last` (-1: nothing). Pure.
+def choose(wanted: Wanted, first: int, last: int, held_from: Callable[[int], int]) -> WantedSeqnos | NotFound:
+    """Decide what to show of a log that holds `first` to `last` (-1: nothing). `held_from` passes gaps.
 
     Source: B7-23.
     """
@@ -73,6 +73,10 @@ def choose(wanted: Wanted, first: int, last: int) -> WantedSeqnos | NotFound:
     notes = []
     if low < first:
         notes.append(f"seqno {low} to {first - 1} are not in this log: it starts at {first}")
+    elif (begins := held_from(low)) > low:
+        if begins > high:
+            return NotFound(message=f"Unable to find sequence number: {low}", code=ExitCode.CHECK_FAILED)
+        notes.append(f"seqno {low} to {begins - 1} are not in this log")
     if high > last:
         notes.append(f"the log ends at seqno {last}")
     return WantedSeqnos(low=Seqno(max(low, first)), high=Seqno(min(high, last)), note="; ".join(notes))
@@ -259,9 +263,7 @@ def list_(
             _print(log.abandoned(selection.low or 0, selection.high, form, style), form)
             return ExitCode.DONE
         wanted = resolve(log, selection)
-        found = choose(wanted, *log.ends()) if isinstance(wanted, Wanted) else wanted
-        if isinstance(found, WantedSeqnos) and found.low == found.high and not log.holds(found.low):
-            found = NotFound(message=f"Unable to find sequence number: {found.low}", code=ExitCode.CHECK_FAILED)
+        found = choose(wanted, *log.ends(), log.held_from) if isinstance(wanted, Wanted) else wanted
         match found:
             case NotFound(message=message, code=code):
                 if form is ShownForm.HEADERS_JSON and code is ExitCode.DONE:

@@ -82,7 +82,7 @@ class Seek(enum.Enum):
     NOT_YET = "not yet"
     """After the last: what comes next is what the caller waits for, or lies before it."""
     MISSING = "missing"
-    """Nowhere: the log holds lower and higher seqnos, but not this one."""
+    """Before the next higher one: the log holds lower and higher seqnos, but not this one."""
 
 
 class TungstenReader:
@@ -289,11 +289,16 @@ class TungstenCursor(Closing):
             if header is not None and header.filtered and (header.seqno_end or 0) >= seqno:
                 self._at = self._whole_at = before.offset
                 return Seek.FOUND
+        self._at = self._whole_at = found
         if seqno >= reader.next_seqno:
-            self._at = self._whole_at = found
             return Seek.NOT_YET
         self._raise_damage(outcome)
         return Seek.MISSING
+
+    @property
+    def passed(self) -> int | None:
+        """The seqno of the event before this place in the segment, or of the last one read; None for neither."""
+        return self._last
 
     def seek_segment(self, number: int) -> None:
         """Go to the start of a segment. Raises SegmentGoneError."""
