@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from fix_effort import few_of
 from fix_tungsten import make_event
 from tranlog.codecs.converting import convert
 from tranlog.codecs.segments import tungsten_rows
+from tranlog.codecs.shown import ShownForm, open_log
+from tranlog.errors import LogReplacedError
+from tranlog.listing import Style
 from tranlog.service.thl import listing, thl
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.event import Event
@@ -112,6 +116,18 @@ def test_the_last_gtid_of_a_segment_before_a_gap(gapped: Path) -> None:
         ("GTID(0, 0)", "GTID(0, 5)"),
         ("GTID(0, 100)", "GTID(0, 104)"),
     ]
+
+
+def test_who_follows_a_directory_that_is_reset_is_told(gapped: Path) -> None:
+    log = open_log(str(gapped))
+    lines = log.follow(103, ShownForm.HEADERS, Style(), threading.Event(), None)
+    assert [next(lines).split("\t")[0] for _ in range(3)] == ["103", "104", "105"]
+    for path in gapped.glob("thl.data.*"):
+        path.unlink()
+    with TungstenLog.open(str(gapped)) as writer:
+        writer.append(make_event(0))
+    with pytest.raises(LogReplacedError, match="was removed or replaced"):
+        next(lines)
 
 
 def test_a_seqno_inside_a_filtered_range_shows_the_range(capsys: pytest.CaptureFixture[str]) -> None:

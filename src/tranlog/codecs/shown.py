@@ -19,7 +19,7 @@ import msgspec
 from tranlog.clock import Clock, SystemClock
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.disk import OsDisk
-from tranlog.errors import LogClosedError, PayloadError
+from tranlog.errors import LogClosedError, LogReplacedError, PayloadError
 from tranlog.header import Record, TransactionHeader
 from tranlog.ids import Gtid, Seqno
 from tranlog.listing import Style, header_json, header_line, time_text
@@ -376,10 +376,12 @@ class TungstenShown:
                 cursor.seek(seqno)
             while not stop.is_set():
                 stored = cursor.next()
-                if stored is None:
-                    self._clock.sleep(FOLLOW_EVERY_S)
-                else:
+                if stored is not None:
                     yield from _event_lines(stored, form, style)
+                elif (why := cursor.lost()) is not None:
+                    raise LogReplacedError(path=self.path, why=why)
+                else:
+                    self._clock.sleep(FOLLOW_EVERY_S)
 
     def close(self) -> None:
         """See ShownLog."""
