@@ -18,10 +18,11 @@ from typing import Final
 from zlib import crc32
 
 from tranlog.codecs.opening import Codec, codec_of
-from tranlog.disk import DiskFile, OsDisk
+from tranlog.disk import OS_DISK, DiskFile
 from tranlog.errors import LogMissingError
 from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment, segment_name, segment_number
 from tranlog.listing import time_text
+from tranlog.log.files.directory import join, open_file, reading
 from tranlog.log.files.spilled import SpillFault, SpillReader, fault_error
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records import format as native
@@ -241,7 +242,7 @@ def _chunks(path: str, raw: bytes, header: native.RecordHeader) -> Iterator[Chun
     reference = spill.parse_reference(raw[at : at + spill.REFERENCE.size])
     if reference is None:
         return
-    with closing(SpillReader(path, OsDisk(), reference, header, None)) as reader:
+    with closing(SpillReader(path, OS_DISK, reference, header, None)) as reader:
         places = reader.places()
         if isinstance(places, SpillFault):
             raise fault_error(places, header)
@@ -272,15 +273,15 @@ def is_segment_name(name: str) -> bool:
 
 
 def record_at(path: str, name: str, offset: int) -> Found:
-    """Read the record at a place; at 0 it is the header. Raises LogMissingError without the file.
+    """Read the record at a place; at 0 it is the header. Raises LogMissingError without the file, LogUnreadableError.
 
     Raises ValueError where no record begins.
     """
     try:
-        file = OsDisk().open(f"{path.rstrip('/')}/{name}")
+        file = open_file(join(path, name), OS_DISK)
     except FileNotFoundError as exc:
         raise LogMissingError(path=path, why=f"it holds no {name}") from exc
-    with closing(file):
+    with closing(file), reading(join(path, name)):
         size = HEADER_BYTES if spill.spill_number(name) is None else spill.SPILL_HEADER_BYTES
         return Found(file=name, offset=offset, raw=_record_bytes(file, offset, size))
 
@@ -288,7 +289,7 @@ def record_at(path: str, name: str, offset: int) -> Found:
 def _record_bytes(file: DiskFile, offset: int, header_bytes: int) -> bytes:
     if offset == 0:
         return file.pread(header_bytes, 0)
-    start = file.pread(5, offset)
+    start = file.pread(5, offset) if offset < file.size() else b""
     length = int.from_bytes(start[:4], "big") if len(start) == 5 else 0
     if length < 9 or offset + length > file.size():
         left = max(file.size() - offset, 0)

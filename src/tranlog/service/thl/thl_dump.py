@@ -44,7 +44,9 @@ def dump(
     file: Annotated[
         str | None, option("-file", "NAME", "The record at -offset of this segment or spill segment.")
     ] = None,
-    offset: Annotated[int, option("-offset", "N", "Its first byte; 0 is the segment's header.", min=0)] = 0,
+    offset: Annotated[
+        int | None, option("-offset", "N", "Its first byte; default: 0, the segment's header.", min=0)
+    ] = None,
     hexadecimal: HexOption = False,
     as_json: Annotated[bool, flag("-json", "One JSON object.")] = False,
 ) -> int:
@@ -61,6 +63,10 @@ def dump(
     """
     if (seqno is None) == (file is None):
         raise typer.BadParameter("name one of -seqno and -file", param_hint="-seqno")
+    if file is None and offset is not None:
+        raise typer.BadParameter("goes with -file only", param_hint="-offset")
+    if file is not None and fragno is not None:
+        raise typer.BadParameter("goes with -seqno only", param_hint="-fragno")
     path = log_of(ctx)
     found: Found | None
     if file is not None:
@@ -68,7 +74,7 @@ def dump(
             why = "a segment's plain name, such as thl.data.0000000001 or thl.spill.0000000001"
             raise typer.BadParameter(why, param_hint="-file")
         try:
-            found = record_at(path, file, offset)
+            found = record_at(path, file, offset or 0)
         except ValueError as exc:
             raise typer.BadParameter(str(exc), param_hint="-offset") from exc
     else:
