@@ -39,6 +39,7 @@ from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.codec import FILE_HEADER, encode_file_header, parse_file_header
 from tranlog.tungsten.records.event import Event
 from tranlog.tungsten.rules.recovery import EventPlace
+from tranlog.tungsten.upkeep.verify import verify
 from tranlog.tungsten.writing.directory import BUFFER_BYTES, TungstenLog, purge
 
 
@@ -510,6 +511,7 @@ def test_b7_2_a_purge_to_the_end_leaves_no_hole(low: int) -> None:
         return
     assert [seqno for seqno, _ in read_places(disk)] == list(range(low))
     assert len(report.removed) + len(segments_on(disk)) == 7
+    assert verify(LOG, disk=disk).sound
     with open_log(disk) as log:
         assert log.report.cuts == () and log.next_place == EventPlace(low)
         log.append(make_event(low))

@@ -383,12 +383,7 @@ def plan_purge(index: Sequence[IndexEntry], low: int | None, high: int | None) -
             f"Deletion range invalid; must include one or both log end points: low seqno={low} high seqno={high}"
         )
     assert low is not None
-    behind = [entry.number for entry in index]
-    for entry in held:
-        if entry.last_seqno >= low:
-            place = behind.index(entry.number)
-            gone = behind[place + 1 :][::-1]
-            if entry.first_seqno >= low:
-                return PurgeSegments(tuple([*gone, entry.number]))
-            return PurgeTail(numbers=tuple(gone), cut=entry.number, seqno=low)
-    raise AssertionError("the last segment with a transaction reaches the last seqno")
+    # Where all of it goes, the last segment that stays loses the rotate record that would lead nowhere.
+    cut = max(entry.number for entry in held if entry.first_seqno < low)
+    gone = [entry.number for entry in index if entry.number > cut]
+    return PurgeTail(numbers=tuple(gone[::-1]), cut=cut, seqno=low)
