@@ -216,3 +216,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "LOST seqno 4, unreadable" in told.out and told.out.endswith("sound = yes\n")
     assert "checksum failure" in told.err
     assert thl.main(["-dir", str(path), "verify"]) == 0
+
+
+def test_every_hole_is_named_and_mended_at_once() -> None:
+    segments = golden_segments("rotated-60")
+    del segments[2], segments[5]
+    disk = on_disk(segments)
+    report = verify(LOG, disk=disk)
+    assert [one.segment for one in report.problems] == [segment_name(2), segment_name(5)]
+    outcome = repair(LOG, keep=Keep.BACK, disk=disk)
+    assert isinstance(outcome.decision, RepairPlan) and outcome.decision.first_seqno == 45
+    assert outcome.after is not None and outcome.after.sound
+    assert [seqno for seqno, _ in read_places(disk)] == list(range(45, 60))

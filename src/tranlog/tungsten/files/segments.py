@@ -8,7 +8,7 @@ Source: thl-internals, "Log Organization".
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 from tranlog.disk import Disk, DiskFile
@@ -54,8 +54,11 @@ _HEADER_PROBE: Final = 256
 
 def list_entries(path: str, disk: Disk) -> list[DirectoryEntry]:
     """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
-    numbers = sorted(number for number in map(segment_number, list_names(path, disk)) if number is not None)
-    return [read_entry(path, number, disk) for number in numbers]
+    entries = []
+    for number in sorted(number for number in map(segment_number, list_names(path, disk)) if number is not None):
+        with suppress(SegmentGoneError):  # purged meanwhile
+            entries.append(read_entry(path, number, disk))
+    return entries
 
 
 def read_entry(path: str, number: int, disk: Disk) -> DirectoryEntry:

@@ -9,7 +9,7 @@ the end of a purge is the end of the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -112,22 +112,25 @@ class TungstenContinue(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def row_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
-    """Find a segment that is missing from the row, or whose header is not one.
+def holes(entries: Sequence[DirectoryEntry]) -> Iterator[Refuse]:
+    """Yield where segments are missing from the row, by the first one of each hole.
 
-    Where only the newest's header was not finished, that is an end, not damage.
     The ancestor does not notice a missing segment. Source: docs/conformance.md, B7-4.
     """
     for before, entry in pairwise(entries):
         wanted = next_number(before.number)
         if entry.number != wanted:
-            missing = segment_name(wanted)
-            return Refuse(
-                segment=missing,
-                offset=0,
-                seqno=_begun(before),
-                why=f"the segment is missing between {before.name} and {entry.name}",
-            )
+            why = f"the segment is missing between {before.name} and {entry.name}"
+            yield Refuse(segment=segment_name(wanted), offset=0, seqno=_begun(before), why=why)
+
+
+def row_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
+    """Find a segment that is missing from the row, or whose header is not one.
+
+    Where only the newest's header was not finished, that is an end, not damage.
+    """
+    for hole in holes(entries):
+        return hole
     for place, entry in enumerate(entries):
         seqno = _begun(entries[place - 1]) if place else None
         match entry.header:

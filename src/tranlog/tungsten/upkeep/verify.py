@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import PayloadError
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.errors import PayloadError, SegmentGoneError
+from tranlog.ids import NO_SEQNO, Seqno, segment_name
+from tranlog.log.files.directory import join
 from tranlog.log.rules.damage import Damage, Problem
 from tranlog.log.upkeep.verify import VerifyReport
 from tranlog.tungsten.files.segments import TungstenSegment, list_entries, place_of, torn_end
@@ -22,11 +23,12 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
+    PartialEvent,
     Short,
     TungstenRotate,
     UnknownRecord,
 )
-from tranlog.tungsten.rules.recovery import DirectoryEntry, EventPlace, reading_problem, rotate_problem, row_problem
+from tranlog.tungsten.rules.recovery import DirectoryEntry, EventPlace, holes, reading_problem, rotate_problem
 
 
 def verify(
@@ -38,15 +40,21 @@ def verify(
 ) -> VerifyReport:
     """Check every record of the directory at `path` and decode every payload. Changes nothing.
 
-    `progress` is told (bytes checked, bytes in all). Raises LogMissingError, LogUnreadableError, NativeLogError.
+    `progress` is told (bytes checked, bytes in all). What is purged meanwhile is not looked at. Raises
+    LogMissingError, LogUnreadableError, NativeLogError, SegmentGoneError.
     """
-    entries = list_entries(path, disk)
-    walk = _Walk(path, disk, checked=checked, total=sum(entry.size for entry in entries), progress=progress)
-    wrong = row_problem(entries)
-    if wrong is not None:
-        walk.fault(wrong.segment, wrong.offset, wrong.seqno, wrong.why, Damage.MISSING)
-    for place, entry in enumerate(entries):
-        walk.segment(entry, newest=place == len(entries) - 1)
+    while True:
+        entries = list_entries(path, disk)
+        walk = _Walk(path, disk, checked=checked, total=sum(entry.size for entry in entries), progress=progress)
+        for hole in holes(entries):
+            walk.fault(hole.segment, hole.offset, hole.seqno, hole.why, Damage.MISSING)
+        try:
+            for place, entry in enumerate(entries):
+                walk.segment(entry, newest=place == len(entries) - 1)
+            break
+        except SegmentGoneError:
+            if disk.exists(join(path, entries[0].name)):
+                raise
     return VerifyReport(
         path=path,
         segments=len(entries),
@@ -91,10 +99,10 @@ class _Walk:
     def segment(self, entry: DirectoryEntry, *, newest: bool) -> None:
         """Check one segment from its header to its end."""
         if not isinstance(entry.header, FileHeader):
-            if newest and entry.size < FILE_HEADER.size:
-                self.tail = f"{entry.name} is skipped: its header was not finished"
-            elif not any(problem.segment == entry.name for problem in self.problems):
-                why = getattr(entry.header, "why", "its header was not finished")
+            why = getattr(entry.header, "why", "its header was not finished")
+            if newest and isinstance(entry.header, PartialEvent):
+                self.tail = f"{entry.name} is skipped: {why}"
+            else:
                 self.fault(entry.name, 0, self._seqno, why, Damage.HEADER)
             return
         rotate: TungstenRotate | None = None
@@ -117,7 +125,7 @@ class _Walk:
                 self.tail = f"{entry.name} ends in {torn.why}, offset {torn.offset}"
             elif self._wanted is not None and self._wanted.fragno:
                 self.tail = f"{entry.name} ends in a transaction whose last fragment is missing"
-            elif rotate is not None:
+            elif rotate is not None and not self._disk.exists(join(self._path, segment_name(rotate.next_segment))):
                 why = "the segment that its rotate record names is missing"
                 self.fault(entry.name, rotate.offset, self._seqno, why, Damage.MISSING)
         elif torn is not None:
