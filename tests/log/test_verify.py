@@ -15,12 +15,13 @@ from fix_log import (
     flip,
     forget_positions,
     make_fragment,
+    make_payload,
     open_log,
     record_starts,
     segment_names,
     segment_path,
 )
-from tranlog.errors import LogCodecError, LogMissingError, LogUnreadableError
+from tranlog.errors import LogCodecError, LogMissingError, LogUnreadableError, SegmentGoneError
 from tranlog.log.records.format import encode_header
 from tranlog.log.upkeep.verify import VerifyReport, verify
 from tranlog.testing.disk import SimDisk
@@ -68,6 +69,34 @@ def test_a_log_that_is_written_to_is_sound() -> None:
         assert report.sound
         assert report.last_seqno == 3
         assert "open transaction" in str(report.tail)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_purged_meanwhile_is_not_looked_at(late: bool) -> None:
+    """Whether a segment goes before the walk comes to it, or a spill segment after what refers to it was read."""
+    disk = SimDisk()
+    with open_log(
+        disk, segment_bytes=1000, spill_buffer_bytes=500, spill_chunk_bytes=400, spill_segment_bytes=2000
+    ) as log:
+        for number in range(6):
+            fill(log, 6)
+            with log.begin() as transaction:
+                for part in range(5):
+                    transaction.add(make_fragment(f"large {number}", make_payload(part, 300), last=part == 4))
+        purged: list[str] = []
+
+        def purge(done: int, total: int) -> None:
+            if not purged and (done == total or not late):
+                purged.extend(log.purge(below=log.last_seqno))
+
+        report = verify(PATH, disk=disk, progress=purge)
+        assert report.sound and len(purged) > 2 and report.spilled == (6 if late else 1)
+
+
+def test_what_is_removed_in_the_middle_is_an_error() -> None:
+    disk = log_of()
+    with pytest.raises(SegmentGoneError, match="0000000003"):
+        verify(PATH, disk=disk, progress=lambda done, total: disk.unlink(f"{PATH}/thl.data.0000000003"))
 
 
 def test_every_flipped_bit_is_one_problem_and_the_rest_is_checked() -> None:

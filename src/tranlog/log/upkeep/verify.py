@@ -177,8 +177,8 @@ def verify(
 ) -> VerifyReport:
     """Check every record of the log at `path`, and its stored index, also while it is written to. Changes nothing.
 
-    Raises LogMissingError, LogUnreadableError, LogCodecError, ForeignHistoryError, SegmentGoneError (purged meanwhile:
-    start again).
+    What is purged meanwhile is not looked at. Raises LogMissingError, LogUnreadableError, LogCodecError,
+    ForeignHistoryError, SegmentGoneError.
     """
     return examine(path, disk=disk, checksum=checksum, progress=progress)[0]
 
@@ -192,10 +192,27 @@ def examine(
 ) -> tuple[VerifyReport, LogFindings]:
     """Check like `verify`, and return the findings that a repair decides by, too."""
     directory = directory_of(path)
-    published = read_published(directory, disk)  # before anything that it tells of
-    numbers = list_segments(directory, disk)
-    if not numbers:
-        raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
+    while True:
+        published = read_published(directory, disk)  # before anything that it tells of
+        numbers = list_segments(directory, disk)
+        if not numbers:
+            raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
+        try:
+            return _examined(directory, numbers, published, disk, checksum=checksum, progress=progress)
+        except SegmentGoneError:  # purged, and so is what was looked at before it
+            if disk.exists(join(directory, segment_name(numbers[0]))):
+                raise
+
+
+def _examined(
+    directory: str,
+    numbers: Sequence[int],
+    published: Published,
+    disk: Disk,
+    *,
+    checksum: bool,
+    progress: Progress | None,
+) -> tuple[VerifyReport, LogFindings]:
     tally = _Tally()
     try:
         stored = _StoredIndex(directory, disk)
@@ -290,13 +307,11 @@ def _history_beside(directory: str, disk: Disk, left: Positions | None, spill: S
 def _check_spill(
     directory: str, disk: Disk, header: RecordHeader, reference: Reference, history: bytes | None
 ) -> SpillFault | None:
-    """Read everything that a spilled transaction refers to; return the first fault. Raises SegmentGoneError."""
+    """Read everything that a spilled transaction refers to; return the first fault, None if both are purged."""
     with closing(SpillReader(directory, disk, reference, header, history)) as reader:
         fault = next((found for found in reader.records() if isinstance(found, SpillFault)), None)
-    segment = join(directory, segment_name(lsn_segment(header.lsn)))
-    if fault is not None and fault.missing and not disk.exists(segment):
-        raise SegmentGoneError(path=segment)
-    return fault
+    gone = fault is not None and fault.missing
+    return None if gone and not disk.exists(join(directory, segment_name(lsn_segment(header.lsn)))) else fault
 
 
 def _without_lost(one: SegmentFindings, lost: Sequence[RecordHeader]) -> SegmentFindings:
