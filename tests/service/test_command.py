@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import signal
+import sys
 from typing import Annotated
 
 import pytest
 import typer
 
+from fix_tungsten import GOLDEN
 from tranlog.errors import DiskFullError
 from tranlog.service.commands import cli
 from tranlog.service.frame import command
@@ -24,6 +26,7 @@ from tranlog.service.frame.command import (
     run_app,
     stop_signals,
 )
+from tranlog.service.thl import thl
 
 LOCATING = ("-dir", "--dir", "-conf")
 
@@ -173,6 +176,20 @@ def test_only_a_yes_is_a_yes(answer: str, agreed: bool, monkeypatch: pytest.Monk
     else:
         with pytest.raises(typer.Abort):
             confirm("Clear it?")
+
+
+@pytest.mark.parametrize("closed", [("stdin",), ("stdout",), ("stderr",), ("stdin", "stdout", "stderr")])
+@pytest.mark.parametrize(("line", "code"), [("info", 0), ("list -seqno 1", 0), ("verify", 0), ("purge -high 1", 1)])
+def test_a_stream_that_the_caller_closed_is_no_error(
+    closed: tuple[str, ...], line: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `thl list >&-` closes it: Python then has None in its place."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for name in closed:
+        monkeypatch.setattr(sys, name, None)
+    assert thl.main(["-dir", str(GOLDEN / "rotated-60" / "log"), *line.split()]) == code
+    for name in closed:
+        getattr(sys, name).close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

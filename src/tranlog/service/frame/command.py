@@ -133,6 +133,7 @@ def run_app(
     `hoisted` names options with a value that belong before the command; they, `--debug` and `--verbose` are
     accepted after it too. `lowered` names those that belong after it and are accepted before.
     """
+    _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     hoisted = (*hoisted, *LOG_OPTIONS)
     words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
@@ -314,6 +315,13 @@ def _whole_word_error(error: BaseException, words: Sequence[str]) -> BaseExcepti
     word = next((w for w in words if w == name or (len(name) == 2 and name[0] == "-" and w.startswith(name))), name)
     known = [option for parameter in ctx.command.params for option in parameter.opts]
     return UnknownOption(word, get_close_matches(word, known, n=2), ctx)
+
+
+def _open_streams() -> None:
+    """Point what the caller has closed nowhere, in this order, so that no file of a log gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _let_go_of_stdout() -> None:
