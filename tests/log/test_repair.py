@@ -198,6 +198,14 @@ def test_the_back_of_a_log_is_kept_like_one_that_was_purged() -> None:
     check_repaired(disk, before, before[-1][0], outcome)
 
 
+def test_a_front_of_which_nothing_can_be_read_is_no_loss_of_nothing() -> None:
+    disk = log_of()
+    lost = len(disk.content(segment_path(1)))
+    disk.set_content(segment_path(1), bytes(lost))
+    told = planned(mend(disk, keep=Keep.BACK)).lost
+    assert (told.seqnos, told.unread_bytes, told.bytes) == (0, lost, lost)
+
+
 def test_the_back_is_refused_while_somebody_needs_the_front() -> None:
     disk = log_of()
     flip(disk, segment_path(2), event_start(disk, 2, 1) + 40)

@@ -228,3 +228,26 @@ def test_every_hole_is_named_and_mended_at_once() -> None:
     assert isinstance(outcome.decision, RepairPlan) and outcome.decision.first_seqno == 45
     assert outcome.after is not None and outcome.after.sound
     assert [seqno for seqno, _ in read_places(disk)] == list(range(45, 60))
+
+
+@pytest.mark.parametrize(
+    ("purged", "damage", "unreadable", "unread"),
+    [
+        ((), slice(0, 1), (), 3152),  # no header, so that nothing tells with which seqno the log began
+        ((), slice(16, 20), (), 3152),
+        ((), slice(60, 61), (), 346),
+        ((1,), slice(60, 61), ((9, 9),), 0),  # the second segment's header tells
+        ((1,), slice(16, 20), ((9, 17),), 0),
+        ((1,), slice(0, 1), (), 3160),
+    ],
+)
+def test_what_the_front_held_is_told_or_said_to_be_unknown(
+    purged: tuple[int, ...], damage: slice, unreadable: tuple[tuple[int, int], ...], unread: int
+) -> None:
+    segments = {number: raw for number, raw in golden_segments("rotated-60").items() if number not in purged}
+    first = bytearray(segments[min(segments)])
+    first[damage] = bytes(byte ^ 0xFF for byte in first[damage])
+    disk = on_disk(segments | {min(segments): bytes(first)})
+    plan = repair(LOG, keep=Keep.BACK, dry_run=True, disk=disk).decision
+    assert isinstance(plan, RepairPlan)
+    assert (plan.lost.unreadable, plan.lost.unread_bytes) == (unreadable, unread)

@@ -85,7 +85,7 @@ class Lost:
     """What the log does not hold after a repair and did, or should have, before.
 
     `gtids`: transactions that are whole in what is cut and kept. `unreadable`: seqnos, as (first, last), of which no
-    whole transaction was found. `unread_bytes`: at the end of the log, of which nobody can say what they held.
+    whole transaction was found. `unread_bytes`: at that end of the log, of which nobody can say what they held.
     `bytes`: cut off or taken away, those included.
     """
 
@@ -281,10 +281,15 @@ def _keep_back(
     kept = [run for one in segments[row:] for run in one.runs]
     gone = [run for one in segments[:row] for run in one.runs]
     begins = min((run.first for run in gone), default=first)
-    header = segments[0].prev_seqno
-    if header is not None and header + 1 < begins:
-        begins = Seqno(header + 1)
-    lost = _lost(gone, begins, Seqno(first - 1), sum(one.size for one in segments[:row]), 0)
+    unread = 0
+    for one in segments[:row]:
+        if one.prev_seqno is not None:
+            begins = min(begins, Seqno(one.prev_seqno + 1))
+        elif one.first_seqno is None:  # nothing tells with which seqno the log began
+            unread += one.runs[0].start if one.runs else one.size
+        if one.prev_seqno is not None or one.runs:
+            break
+    lost = _lost(gone, begins, Seqno(first - 1), sum(one.size for one in segments[:row]), unread)
     last = _last_living(segments[row:], kept, Seqno(first - 1))
     return RepairPlan(
         keep=Keep.BACK,

@@ -197,7 +197,8 @@ def _note_missing(path: str, disk: Disk, decision: RepairPlan) -> None:
     left, lost = read_positions(path, disk), decision.lost
     ends = [span.last for span in lost.gtids] + [last for _, last in lost.unreadable]
     ends += [decision.last_seqno if left is None else left.durable_seqno]
-    last = max(ends) if not lost.unread_bytes else max(*ends, Seqno(decision.last_seqno + 1))
+    unread = lost.unread_bytes and decision.keep is Keep.FRONT
+    last = max(*ends, Seqno(decision.last_seqno + 1)) if unread else max(ends)
     if last > decision.last_seqno and is_member(path, disk):
         write_missing(path, last, disk)
 

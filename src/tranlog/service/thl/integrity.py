@@ -60,7 +60,7 @@ def lost_lines(lost: Lost) -> Iterator[str]:
     if len(lost.unreadable) > SPANS_SHOWN:
         yield f"LOST and {len(lost.unreadable) - SPANS_SHOWN} more runs of unreadable seqnos"
     if lost.unread_bytes:
-        yield f"LOST perhaps more: it is unknown what the last {lost.unread_bytes} bytes held"
+        yield f"LOST perhaps more: it is unknown what {lost.unread_bytes} bytes held"
 
 
 def outcome_lines(plan: RepairPlan, outcome: RepairOutcome) -> Iterator[str]:

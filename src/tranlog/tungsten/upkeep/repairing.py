@@ -22,7 +22,7 @@ from tranlog.log.rules.repair import CutOff, Keep, Lost, NothingToRepair, Remove
 from tranlog.log.upkeep.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.upkeep.verify import Progress, VerifyReport
 from tranlog.tungsten.files.segments import TungstenSegment, list_entries, place_of
-from tranlog.tungsten.records.codec import FILE_HEADER, segment_number
+from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, segment_number
 from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, Short, TungstenRotate
 from tranlog.tungsten.rules.recovery import DirectoryEntry
 from tranlog.tungsten.upkeep.verify import verify
@@ -112,7 +112,7 @@ def _keep_front(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong:
         stays.take(path, disk, entry, 0, cut if entry is front[-1] else entry.size)
     for entry in entries[len(front) - 1 :]:
         goes.take(path, disk, entry, cut if entry is front[-1] else 0, entry.size)
-    return _plan(Keep.FRONT, steps, stays, goes, after=True)
+    return _plan(Keep.FRONT, steps, stays, goes, begins=None)
 
 
 def _keep_back(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong: tuple[int, int]) -> RepairPlan:
@@ -128,7 +128,22 @@ def _keep_back(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong: 
     for entry in front:
         goes.take(path, disk, entry, 0, entry.size)
     steps: list[Step] = [Remove(segment=one.number, size=one.size) for one in front]
-    return _plan(Keep.BACK, steps, stays, goes, after=False)
+    begins, goes.unread = _begun(path, disk, front)
+    return _plan(Keep.BACK, steps, stays, goes, begins=begins)
+
+
+def _begun(path: str, disk: Disk, front: Sequence[DirectoryEntry]) -> tuple[int | None, int]:
+    """Return the seqno with which a log begins, as far as a header tells, and the bytes that nothing tells of."""
+    unread = 0
+    for entry in front:
+        header = entry.header
+        if isinstance(header, FileHeader) and header.base_seqno != NO_BASE:
+            return header.base_seqno, unread
+        if isinstance(header, FileHeader):
+            for record in _records(path, disk, entry):
+                return None, unread + record.offset - FILE_HEADER.size
+        unread += entry.size
+    return None, unread
 
 
 def _whole_before(path: str, disk: Disk, entry: DirectoryEntry, wrong: tuple[int, int]) -> int:
@@ -202,12 +217,13 @@ class _Held:
             self.spans.append(Span(epoch=epoch, first=first, last=last))
 
 
-def _plan(keep: Keep, steps: list[Step], stays: _Held, goes: _Held, *, after: bool) -> RepairPlan:
+def _plan(keep: Keep, steps: list[Step], stays: _Held, goes: _Held, *, begins: int | None) -> RepairPlan:
     assert stays.last is not None, "a plan keeps something"
+    after = keep is Keep.FRONT
     first, last = stays.spans[0].first, stays.spans[-1].last
     known = sorted((span.first, span.last) for span in goes.spans)
     missing: list[tuple[Seqno, Seqno]] = []
-    wanted = last + 1 if after else known[0][0] if known else first
+    wanted = last + 1 if after else min(first if begins is None else begins, known[0][0] if known else first)
     for low, high in known if after else [*known, (first, last)]:
         if low > wanted:
             missing.append((Seqno(wanted), Seqno(low - 1)))
@@ -218,7 +234,7 @@ def _plan(keep: Keep, steps: list[Step], stays: _Held, goes: _Held, *, after: bo
         lost=Lost(
             gtids=tuple(goes.spans),
             unreadable=tuple(missing),
-            unread_bytes=goes.unread if after else 0,
+            unread_bytes=goes.unread,
             bytes=goes.bytes,
         ),
         first_seqno=first,
