@@ -15,6 +15,7 @@ from tranlog.codecs.opening import Codec, codec_of
 from tranlog.errors import (
     ConversionRefusedError,
     ConversionTargetError,
+    DiskFullError,
     LogLockedError,
     LogMissingError,
     MixedCodecsError,
@@ -435,6 +436,15 @@ def test_bad_directories() -> None:
     mixed.set_content(f"{LOG}/{segment_name(2)}", disk.content(f"{NATIVE}/{segment_name(1)}"))
     with pytest.raises(MixedCodecsError, match="two logs"):
         convert(LOG, NATIVE, disk=mixed)
+
+
+def test_a_disk_that_is_full_from_the_first_byte_on() -> None:
+    disk = on_disk(golden_segments("simple-100"))
+    disk.room = 0
+    with pytest.raises(DiskFullError, match=NOTE_NAME):
+        convert(LOG, NATIVE, disk=disk)
+    disk.room = None
+    assert convert(LOG, NATIVE, disk=disk).transactions == 100
 
 
 def test_an_empty_log_is_nothing_to_convert() -> None:

@@ -21,13 +21,12 @@ from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     ConversionRefusedError,
     ConversionTargetError,
-    DiskFailedError,
     LogMissingError,
     LogUnreadableError,
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.files.directory import join, make_directory, replace_file
+from tranlog.log.files.directory import join, make_directory, replace_file, storage_error
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
@@ -297,7 +296,7 @@ class _Work:
                 disk.sync_dir(os.path.dirname(path) or ".")
             replace_file(join(path, NOTE_NAME), msgspec.json.format(msgspec.json.encode(note)) + b"\n", disk)
         except OSError as exc:
-            raise DiskFailedError(path=join(path, NOTE_NAME), why=exc.strerror or str(exc)) from exc
+            raise storage_error(exc, join(path, NOTE_NAME)) from exc
 
     def _check_same(self, ours: Identity, theirs: Identity | None) -> None:
         if theirs is not None and ours != theirs:
