@@ -192,6 +192,7 @@ def test_b7_3_a_missing_newest_segment() -> None:
     del segments[7]
     disk = on_disk(segments)
     assert len(read_places(disk)) == 54
+    assert opened(disk).notes == (f"{segment_name(6)} leads to {segment_name(7)}, which is not there",)
     with open_log(disk) as log:
         assert log.last_seqno == 53
         log.append(make_event(54))

@@ -157,6 +157,9 @@ class TungstenReader:
                     notes.append(f"{whole[place].name} ends in {scan.stop.why}, offset {scan.stop.offset}")
                 elif scan.open_fragments:
                     notes.append(f"{whole[place].name} ends in a transaction whose last fragment is missing")
+                elif scan.rotate is not None and place == len(entries) - 1:
+                    following = segment_name(scan.rotate.next_segment)
+                    notes.append(f"{whole[place].name} leads to {following}, which is not there")
             if scan.order_problem is not None:
                 order_notes.append(f"{whole[place].name}: {scan.order_problem}")
             if scan.last is not None:
