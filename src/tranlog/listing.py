@@ -52,6 +52,13 @@ class Style:
 PLAIN: Final = Style()
 
 
+def printable(text: str) -> str:
+    """Return a text without what breaks a line or a column, or moves a terminal's cursor: as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def python_charset(name: str) -> str | None:
     """Return Python's name of a charset by Java's (or MySQL's); None for one that is not known or no charset."""
     wanted = _CHARSETS.get(name.strip().lower(), name.strip())
@@ -123,9 +130,9 @@ def header_line(record: ShownHeader, zone: tzinfo = UTC, comments: str = "") -> 
             str(record.fragno),
             bool_text(record.last_frag),
             time_text(record.tstamp, zone),
-            record.event_id,
-            record.source_id,
-            comments,
+            printable(record.event_id),
+            printable(record.source_id),
+            printable(comments),
             "",
         )
     )

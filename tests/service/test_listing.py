@@ -208,6 +208,13 @@ def test_rows_and_statements_are_numbered_together() -> None:
     ]
 
 
+def test_a_header_is_one_line_of_eight_columns_whatever_the_names() -> None:
+    """A table's name may hold a line of its own: it is shown, and is none."""
+    shown = header_line(header_of(8), comments="writes ROWS changes=1 shop.a\tb\n9\t1\t0\ttrue\x1b[2Jé:INSERT:1")
+    assert shown.count("\t") == 8 and "\n" not in shown and "\x1b" not in shown
+    assert shown.endswith("\twrites ROWS changes=1 shop.a\\tb\\n9\\t1\\t0\\ttrue\\x1b[2Jé:INSERT:1\t")
+
+
 def test_headers() -> None:
     """The ancestor's columns: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
     shown = header_of(8, fragno=1, epoch=3, tstamp=AT + 37)

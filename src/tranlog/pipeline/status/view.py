@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from tranlog.ids import NO_SEQNO
+from tranlog.listing import printable
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.filters.filters import describe
 from tranlog.pipeline.rules.by_writes import ALONE
@@ -545,7 +546,7 @@ def _text(value: object) -> str:
         case float():
             return f"{value:.3f}"
         case _:
-            return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+            return printable(str(value))
 
 
 def print_form(name: str, shown: Sequence[object]) -> Iterator[str]:

@@ -18,6 +18,7 @@ import typer
 
 from tranlog import errors
 from tranlog.errors import TranlogError
+from tranlog.listing import printable
 
 
 class ExitCode(enum.IntEnum):
@@ -171,8 +172,7 @@ def _command_path(error: typer.TyperException, command: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    lines = " ".join(part for part in (line.strip() for line in text.splitlines()) if part)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in lines)
+    return printable(" ".join(part for part in (line.strip() for line in text.splitlines()) if part))
 
 
 def _plain(value: object) -> object:

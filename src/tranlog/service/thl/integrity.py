@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tranlog.ids import segment_name
-from tranlog.listing import time_text
+from tranlog.listing import printable, time_text
 from tranlog.log.rules.repair import CutOff, Lost, Remove, RepairPlan, Rewrite, Step
 from tranlog.log.upkeep.diff import Alone, Listed, LogDiff
 from tranlog.log.upkeep.repairing import RepairOutcome
@@ -105,4 +105,4 @@ def _alone_lines(label: str, alone: Alone) -> Iterator[str]:
 
 
 def _listed_text(one: Listed) -> str:
-    return f"{one.gtid}, event id {one.event_id!r}, shard {one.shard_id}, {time_text(one.tstamp)}"
+    return f"{one.gtid}, event id {one.event_id!r}, shard {printable(one.shard_id)}, {time_text(one.tstamp)}"
