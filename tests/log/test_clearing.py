@@ -134,6 +134,15 @@ def test_a_damaged_log_needs_to_be_told_its_end(tmp_path: Path) -> None:
     assert not has_records(str(path))
 
 
+def test_an_end_that_is_told_too_low_is_not_believed(tmp_path: Path) -> None:
+    """A GTID that the log still shows to be assigned is not assigned again."""
+    path = tmp_path / "log"
+    write(path, 5)
+    last = write(path, 5)
+    mark = clear_log(str(path), after=gtid(1, 3)).mark
+    assert (mark.gtid, mark.event_id) == (last, "e:4")
+
+
 def test_a_damaged_mark_is_no_mark_of_zero(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_text("{")
     with pytest.raises(LogUnreadableError, match="says which GTIDs were assigned"):

@@ -18,7 +18,7 @@ import msgspec
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
+from tranlog.errors import DiskFailedError, LogError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
 from tranlog.log.files.commit_point import is_member, write_missing
@@ -81,8 +81,8 @@ def clear_log(
 ) -> Clearing:
     """Remove all records of the log at `path`, leaving the mark; with `dry_run` only say what would go.
 
-    `after` names the last GTID assigned where the log is too damaged to tell. Without `keep_position` the source
-    starts where its options say, not where the log ended.
+    `after` names the last GTID assigned where the log is too damaged to tell; a later one that it still tells counts.
+    Without `keep_position` the source starts where its options say, not where the log ended.
 
     Raises LogLockedError while a writer holds it, LogMissingError, CorruptRecordError (then give `after`).
     """
@@ -119,17 +119,22 @@ def _last_handed_out(path: str, after: Gtid | None, disk: Disk, clock: Clock) ->
     earlier = read_mark(path, disk=disk)
     found: list[Gtid] = [] if earlier is None else [earlier.gtid]
     event_id = "" if earlier is None else earlier.event_id
-    if after is None:
-        for problem in judge(survey(path, disk)):  # what can be read may end before a hole
-            raise problem.error()
+    last = None
+    try:
+        if after is None:
+            for problem in judge(survey(path, disk)):  # what can be read may end before a hole
+                raise problem.error()
         with LogReader.open(path, disk=disk, clock=clock) as reader:
-            held = reader.range()
-            last = reader.header(held.last_seqno)
-            if last is not None:
-                found.append(last.gtid)
-                event_id = last.event_id
-    else:
+            last = reader.header(reader.range().last_seqno)
+    except LogError:
+        if after is None:
+            raise
+    if after is not None:
         found.append(after)
+    if last is not None:
+        if after is None or behind_all([after, last.gtid]) == last.gtid:
+            event_id = last.event_id
+        found.append(last.gtid)
     last_gtid = behind_all(found) or Gtid(NO_EPOCH, NO_SEQNO)
     return Mark(
         epoch=last_gtid.epoch,
