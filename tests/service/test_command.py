@@ -151,6 +151,13 @@ def test_bad_usage_of_a_command_names_its_own_help(app: typer.Typer, capsys: pyt
         assert capsys.readouterr().err.endswith("Try `thl list --help`\n"), line
 
 
+@pytest.mark.parametrize(("line", "option"), [("help", "--help"), ("help list", "list --help")])
+def test_help_is_a_command_too(line: str, option: str, app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, option) == 0
+    text = capsys.readouterr().out
+    assert run(app, line) == 0 and capsys.readouterr().out == text
+
+
 def test_no_command_is_bad_usage_and_shows_the_help(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, "") == 2
     assert "Usage: thl" in capsys.readouterr().err

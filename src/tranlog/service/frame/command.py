@@ -137,6 +137,8 @@ def run_app(
     given = list(sys.argv[1:] if arguments is None else arguments)
     hoisted = (*hoisted, *LOG_OPTIONS)
     words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
+    if words[:1] == ["help"]:  # as the ancestor's commands have it
+        words = [*words[1:], "--help"]
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter must not end a listing
