@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fix_fork import in_child
 from fix_live_group import LONG_S, events, eventually, live_group, words
-from tranlog.errors import CommitRefusedError, NoPrimaryError
+from tranlog.errors import CommitRefusedError, LogUnreadableError, NoPrimaryError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.acting import client as client_module
 from tranlog.replication.acting import connection as connection_module
@@ -29,6 +30,7 @@ from tranlog.replication.acting.client import (
     Satisfied,
     TimedOut,
 )
+from tranlog.replication.acting.remote_log import open_remote
 from tranlog.replication.acting.transport import UNSENT_MAX
 from tranlog.service.group_client import connect_async
 
@@ -269,3 +271,62 @@ def test_what_waits_hears_that_its_client_is_closed(tmp_path: Path) -> None:
             left.add(words("z" * (1 << 20)))
         with pytest.raises(NoPrimaryError, match=r"was closed\. What became of the transaction in question is not"):
             client.ask(first.gtid)
+
+
+@pytest.mark.long
+def test_an_asynchronous_client_is_closed_as_any_other(tmp_path: Path) -> None:
+    """Its open transactions end with it, and nothing more is sent."""
+    with live_group(tmp_path, "a") as group:
+
+        async def play() -> None:
+            async with group.async_client() as client:
+                await client.commit(words("x"), w=1, event_id="x")
+                open_one = await client.begin(event_id="open")
+                await open_one.add(words("y"))
+            await client.close()
+            for call in (client.commit(words("late"), w=1), client.begin(), client.find("x"), client.primary()):
+                with pytest.raises(NoPrimaryError, match="this client of it was closed"):
+                    await call
+            with pytest.raises(NoPrimaryError, match="ended before the commit"):
+                await open_one.commit(w=1)
+
+        group.run(play())
+    assert events(tmp_path / "a") == ["x"]
+
+
+@pytest.mark.long
+def test_a_client_serves_the_loop_in_which_it_was_used_first(tmp_path: Path) -> None:
+    """In another one it would wait for ever: its connection is the former one's."""
+    with live_group(tmp_path, "a") as group:
+        client = group.async_client()
+        with asyncio.Runner() as first:
+            first.run(client.commit(words("x"), w=1, event_id="x"))
+            with pytest.raises(RuntimeError, match="another event loop"), asyncio.Runner() as second:
+                second.run(client.commit(words("y"), w=1))
+            first.run(client.close())
+    assert events(tmp_path / "a") == ["x"]
+
+
+@pytest.mark.long
+def test_a_forked_child_hears_that_the_client_is_its_parents(tmp_path: Path) -> None:
+    """It would wait for ever: the thread that reads the answers is the parent's. So with a remote log."""
+    with (
+        live_group(tmp_path, "a") as group,
+        group.client() as client,
+        open_remote(group.url) as log,
+        client.begin() as open_one,
+    ):
+        client.commit(words("x"), w=1, event_id="x")
+
+        def child() -> None:
+            with pytest.raises(NoPrimaryError, match=r"the client is its parent's\. Nothing was written"):
+                client.commit(words("y"), w=1)
+            with pytest.raises(LogUnreadableError, match="the connection to the node has ended"):
+                log.range()
+            for one in (open_one, client, log):
+                one.close()
+
+        in_child(child)
+        client.commit(words("z"), w=1, event_id="z")
+        assert log.range()
+    assert events(tmp_path / "a") == ["x", "z"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import secrets
 import ssl
 import threading
@@ -69,6 +70,7 @@ NOTHING_KNOWN = "What became of the transaction in question is not known"
 END_S = 1.0
 """So long what still waits for an answer has to notice that its client ends."""
 _ENDED = "this client of it was closed"
+_FORKED = "this process was forked, and the client is its parent's"
 _NUMBER = 1
 """Of the one transaction of a connection of its own."""
 _WALKED = (FOUND, NOT_THERE, MORE)
@@ -264,7 +266,9 @@ def addresses_of(url: str) -> list[str]:
 
 
 class AsyncGroup:
-    """A group, for programs of asyncio. Any number of tasks may commit at once, and share the group's syncs."""
+    """A group, for programs of asyncio. Any number of tasks of one event loop may commit at once, and share the
+    group's syncs; in another loop its methods raise RuntimeError.
+    """
 
     def __init__(
         self,
@@ -290,6 +294,7 @@ class AsyncGroup:
         self._id = NodeId(secrets.token_hex(8))
         self._connection: Connection | None = None
         self._seen = NO_GTID
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._finding = asyncio.Lock()
         self._news = asyncio.Event()
         self._open: set[Connection] = set()  # those of large transactions
@@ -474,10 +479,15 @@ class AsyncGroup:
 
         It is looked for no longer than `within_s`, about; `patient`: so long, even if that is more than `find_s`.
         """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise RuntimeError(f"this client of {self.url} serves another event loop: connect again in this one")
+            self._loop = loop
         if self._connection is not None and self._connection.is_open:
             return self._connection  # at once: who waits for a lock goes on in a later round of the loop, alone
         limit = self._find_s if within_s is None else within_s if patient else min(within_s, self._find_s)
-        until, troubles = asyncio.get_running_loop().time() + limit, list[str]()
+        until, troubles = loop.time() + limit, list[str]()
         try:
             async with asyncio.timeout_at(until + MARGIN_S), self._finding:
                 if not self._ended and (self._connection is None or not self._connection.is_open):
@@ -575,18 +585,14 @@ class AsyncGroup:
         return connection
 
     async def close(self) -> None:
-        """End the connection."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
-
-    async def end(self) -> None:
-        """As `close`, for ever: what waits hears that it ends, and nothing more is sent."""
+        """End the connections, for ever: what waits hears that it ends, and nothing more is sent. Twice is harmless."""
         self._ended = True
         self._news.set()
         for connection in list(self._open):
             await connection.close()
-        await self.close()
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
 
     def over(self, connection: Connection) -> None:
         """A transaction that had this connection is over."""
@@ -698,7 +704,7 @@ async def _asked(connection: Connection, number: int, question: Packet, within_s
 
 
 class LoopEndedError(ConnectionAbortedError):
-    """The loop has ended, or ends: what was to run there was not begun, or is not waited for."""
+    """The loop has ended, ends, or is a parent process's: what was to run there was not begun, or is not waited for."""
 
 
 class LoopThread:
@@ -709,10 +715,19 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="group", daemon=True)
         self._lock = threading.Lock()
         self._ending = False
+        self._process = os.getpid()
         self._thread.start()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process was forked from the one in which the loop runs."""
+        return os.getpid() != self._process
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Run work in the loop and return its result. Raises LoopEndedError, and as the work."""
+        if self.foreign:
+            work.close()
+            raise LoopEndedError
         with self._lock:  # so that whatever is handed over stands before the end of the loop
             if self._ending:
                 work.close()
@@ -728,7 +743,11 @@ class LoopThread:
         self.end()
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Run the last work, wait shortly for what it has ended, and end the thread. Ending twice is harmless."""
+        """Run the last work, wait shortly for what it has ended, and end the thread. Ending twice is harmless, and so
+        is ending in a forked process, where nothing is touched.
+        """
+        if self.foreign:
+            return
         with self._lock:
             first, self._ending = not self._ending, True
         if first:
@@ -770,7 +789,8 @@ class RemoteGroup(Closing):
         try:
             return self._loop.run(work)
         except LoopEndedError:
-            raise NoPrimaryError(group=self._group.url, why=_ENDED, known=known) from None
+            why = _FORKED if self._loop.foreign else _ENDED
+            raise NoPrimaryError(group=self._group.url, why=why, known=known) from None
 
     def commit(
         self,
@@ -808,7 +828,7 @@ class RemoteGroup(Closing):
 
     def close(self) -> None:
         """End the connection; calls of other threads that still wait end as if it were lost. Twice is harmless."""
-        self._loop.end(self._group.end)
+        self._loop.end(self._group.close)
 
 
 class RemoteTransaction(Closing):

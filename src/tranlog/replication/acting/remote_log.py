@@ -27,7 +27,7 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.directory import reading
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.reader import LogRange, LogReader
-from tranlog.replication.acting.client import FIND_S, SCHEME, LoopThread, addresses_of, not_known
+from tranlog.replication.acting.client import FIND_S, SCHEME, LoopEndedError, LoopThread, addresses_of, not_known
 from tranlog.replication.acting.connection import Connection, reach
 from tranlog.replication.acting.links import pauses
 from tranlog.replication.rules import concern
@@ -84,7 +84,7 @@ class NodeDisk:
         if not self.lost:
             try:
                 told = self._loop.run(asyncio.wait_for(self._connection.ask(number, packet), within_s))
-            except TimeoutError:
+            except (TimeoutError, LoopEndedError):
                 pass
         if told is None:
             self._lost = True
