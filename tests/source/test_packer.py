@@ -321,3 +321,9 @@ def test_what_older_rows_hold_stands_in_each_later_fragment_and_makes_a_transact
     packing.begin(BY_SCHEMA)
     packing.add(RowChange(ORDERS, Op.INSERT, None, ("y",)), event_id="e", tstamp=1)
     assert packing.finish(event_id="e", tstamp=1).shard_id != UNKNOWN_SHARD
+
+
+@pytest.mark.parametrize("what", [None, "drop table x", (1, 2)])
+def test_what_is_no_change_is_refused_by_name(what: Any) -> None:
+    with pytest.raises(TypeError, match="a change is a RowChange or a Statement, not"):
+        tranlog.pack([what], source_id="s", event_id="1", tstamp=0)

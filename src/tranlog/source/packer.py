@@ -233,10 +233,12 @@ class ChangePacker:
         self._tstamp = tstamp
 
     def add(self, changes: Iterable[Change]) -> Iterator[Fragment]:
-        """Take changes, and yield the fragments that are full. Raises ValueError as `pack`."""
+        """Take changes, and yield the fragments that are full. Raises as `pack`."""
         for change in changes:
             if isinstance(change, RowChange):
                 _check_values(change)
+            elif not isinstance(change, Statement):
+                raise TypeError(f"a change is a RowChange or a Statement, not {change!r}")
             full = self._packer.add(change, event_id=self._event_id, tstamp=self._tstamp)
             if full is not None:
                 yield full
@@ -259,7 +261,7 @@ def pack(
 
     `event_id` is the source's own position of the transaction, `tstamp` its commit time, ms since 1970 UTC. Raises
     ValueError for an empty event id, for a value that its column does not take, and for a change that could not be
-    read back.
+    read back; TypeError for what is no change.
     """
     packer = ChangePacker(source_id=source_id, event_id=event_id, tstamp=tstamp, rule=rule)
     fragments = list(packer.add(changes))

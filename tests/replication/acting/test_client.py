@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ from tranlog.replication.acting.client import (
 )
 from tranlog.replication.acting.remote_log import open_remote
 from tranlog.replication.acting.transport import UNSENT_MAX
-from tranlog.service.group_client import connect_async
+from tranlog.service.group_client import connect_async, connect_group
 
 
 @pytest.mark.long
@@ -181,6 +182,7 @@ def test_what_is_too_large_for_a_nodes_memory_goes_by_its_disk(tmp_path: Path, m
         (lambda client: client.wait(within_ms=-1), ValueError, "within_ms is a number of milliseconds"),
         (lambda client: client.wait(within_ms=0.5), TypeError, "within_ms is of the type int"),
         (lambda client: client.wait(latest=True, timeout=-1), ValueError, "timeout is 0 to"),
+        (lambda client: client.commit([None]), TypeError, "a change is a RowChange or a Statement, not None"),  # type: ignore[list-item]
     ],
 )
 def test_what_no_node_could_read_is_refused_here(
@@ -194,6 +196,16 @@ def test_what_no_node_could_read_is_refused_here(
                 await call(client)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "why"),
+    [(5, {}, "url is of the type str"), ("thl://a:1", {"tls": "group.pem"}, "tls is of the type SSLContext")],
+)
+def test_what_is_no_address_and_no_side_of_tls_is_refused(url: Any, options: dict[str, Any], why: str) -> None:
+    for open_one in (connect_async, connect_group):
+        with pytest.raises(TypeError, match=why):
+            open_one(url, **options)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from fix_live_group import LONG_S, LiveGroup, differences, events, eventually, live_group, words
 from tranlog.change import Change
-from tranlog.errors import NoPrimaryError, NotPrimaryError
+from tranlog.errors import CommitRefusedError, NoPrimaryError, NotPrimaryError
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.member import MemberLog
 from tranlog.log.writing.open_transaction import OpenTransaction
@@ -168,3 +169,32 @@ def test_a_reign_that_ends_ends_it(tmp_path: Path) -> None:
             answer = client.commit(words("x"), w=2, wtimeout=LONG_S, event_id="x")
         group.await_whole()
     assert set(events(tmp_path / "a")) == {"x"} and differences(tmp_path / "a", tmp_path / "b") == ""
+
+
+@pytest.mark.long
+def test_one_that_is_over_takes_nothing_more(tmp_path: Path) -> None:
+    """Nor does it say that nothing was written: it may be in the log."""
+    over = r"transaction '.+' is over already\. What became of the transaction in question is not known"
+    with live_group(tmp_path, "a") as group:
+        with group.client() as client, client.begin(event_id="committed") as one:
+            assert isinstance(one.commit(w=1, wtimeout=LONG_S), Satisfied)
+            for call in (lambda: one.add(row(0)), one.commit):
+                with pytest.raises(CommitRefusedError, match=over):
+                    call()
+
+        async def play() -> None:
+            async with group.async_client() as client, await client.begin(event_id="cancelled") as one:
+                await one.add(words("x"))
+                (wire,) = [one for one in group.nodes["a"].entrance.wires if one.purpose == "commit"][-1:]
+                wire._transport.pause_reading()
+                committing = asyncio.ensure_future(one.commit(w=1))
+                await asyncio.sleep(0)
+                committing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await committing
+                for call in (one.add(row(0)), one.commit()):
+                    with pytest.raises(CommitRefusedError, match=over):
+                        await call
+
+        group.run(play())
+    assert events(tmp_path / "a")[0] == "committed"

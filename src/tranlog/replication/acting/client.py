@@ -258,7 +258,8 @@ def _commit(number: int, last: Fragment, epoch: int, wish: _Wish, *, shard: str 
 
 
 def addresses_of(url: str) -> list[str]:
-    """Return the addresses in `thl://HOST:PORT,HOST:PORT`. Raises ConfigError for another text."""
+    """Return the addresses in `thl://HOST:PORT,HOST:PORT`. Raises ConfigError for another text, TypeError for none."""
+    _check("url", url, str)
     addresses = [one for one in url.removeprefix(SCHEME).rstrip("/").split(",") if one]
     if not url.startswith(SCHEME) or not addresses:
         raise ConfigError(option="url", value=url, why="reads thl://HOST:PORT,HOST:PORT")
@@ -289,6 +290,8 @@ class AsyncGroup:
         self._tls = tls
         self._via = via or {}
         self._find_s = find_s
+        if tls is not None:
+            _check("tls", tls, ssl.SSLContext)
         self._addresses = addresses_of(url)
         self._numbers = itertools.count(1)
         self._id = NodeId(secrets.token_hex(8))
@@ -620,16 +623,24 @@ class AsyncRemoteTransaction:
         self._event_id = event_id
         self._epoch = epoch
         self._begun = False
+        self._over = False
         self._told = connection.expect(_NUMBER)
 
     async def add(self, changes: Iterable[Change]) -> None:
         """Add changes, in order.
 
-        Raises ValueError; NotPrimaryError if the reign is over, NoPrimaryError if the connection ended, or
-        CommitRefusedError: then it is aborted, and nothing was written.
+        Raises ValueError, TypeError; NotPrimaryError if the reign is over, NoPrimaryError if the connection ended, or
+        CommitRefusedError: then it is aborted, and nothing was written. CommitRefusedError, too, once it is over,
+        which says nothing of what became of it.
         """
+        self.check()
         for fragment in self.packing.add(changes):
             await self.send(fragment)
+
+    def check(self) -> None:
+        """Raise CommitRefusedError where it is over."""
+        if self._over:
+            raise CommitRefusedError(why=f"transaction {self._event_id!r} is over already", known=NOTHING_KNOWN)
 
     async def send(self, fragment: Fragment) -> None:
         """For `add`: send a fragment. Raises as that."""
@@ -657,6 +668,7 @@ class AsyncRemoteTransaction:
 
     async def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Commit it; as `AsyncGroup.commit`. Raises as `add`, too."""
+        self.check()
         wish, last = _wish(w, wtimeout), self.packing.finish()
         await self.send(last)
         return await self.end(last, wish)
@@ -681,6 +693,7 @@ class AsyncRemoteTransaction:
 
     async def abort(self) -> None:
         """Abort it; does nothing if it has ended."""
+        self._over = True
         self._group.over(self._connection)
         await self._connection.close()
 
@@ -841,6 +854,7 @@ class RemoteTransaction(Closing):
 
     def add(self, changes: Iterable[Change]) -> None:
         """As `AsyncRemoteTransaction.add`."""
+        self._transaction.check()
         for fragment in self._transaction.packing.add(changes):
             self._run(self._transaction.send(fragment))
 
