@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import sqlite3
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,44 @@ def test_errors_have_their_classes(path: Path) -> None:
     db.close()
     with pytest.raises(dbapi.ProgrammingError, match="closed database"):
         db.execute("SELECT 1")
+
+
+def test_a_commit_that_is_refused_at_the_end_of_a_block_is_rolled_back(path: Path) -> None:
+    """As in sqlite3: nobody else would get the lock."""
+    db = dbapi.connect(path)
+    db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, up REFERENCES t (id) DEFERRABLE INITIALLY DEFERRED)")
+    db.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(dbapi.IntegrityError), db:
+        db.execute("INSERT INTO t VALUES (1, 7)")
+    assert not db.in_transaction
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda db: db.execute("SELECT :a", {"b": 1}),
+        lambda db: db.execute("SELECT ?", None),
+        lambda db: db.execute("SELECT ?", 7),
+        lambda db: db.execute("SELECT ?", (object(),)),
+        lambda db: db.cursor().executemany("SELECT ?", [7]),
+        lambda db: closed(db.execute("SELECT 1")).fetchall(),
+        lambda db: closed(db.execute("SELECT 1")).fetchmany(),
+        lambda db: closed(db.execute("SELECT 1")).fetchone(),
+        lambda db: closed(db.cursor()).execute("SELECT 1"),
+        lambda db: closed(db.cursor()).executescript("SELECT 1"),
+        lambda db: closed(db).in_transaction,
+    ],
+)
+def test_a_misuse_is_the_error_that_it_is_in_sqlite3(path: Path, misuse: Callable[[Any], object]) -> None:
+    for module in (sqlite3, dbapi):
+        with closing(module.connect(path.with_name(module.__name__))) as db, pytest.raises(module.ProgrammingError):
+            misuse(db)
+
+
+def closed(one: Any) -> Any:
+    one.close()
+    return one
 
 
 def test_values_and_functions(path: Path) -> None:

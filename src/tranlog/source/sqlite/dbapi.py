@@ -138,7 +138,8 @@ class DbApiConnection:
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open."""
-        return self.captured.in_transaction
+        with _translated():
+            return self.captured.in_transaction
 
     def cursor(self, factory: type[DbApiCursor] | None = None) -> DbApiCursor:
         """Return a new cursor, of the class `factory` if it is given."""
@@ -169,10 +170,13 @@ class DbApiConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is not None:
+            return self.rollback()
+        try:
             self.commit()
-        else:
+        except BaseException:
             self.rollback()
+            raise
 
     def create_function(
         self, name: str, narg: int, func: Callable[..., Any] | None, *, deterministic: bool = False
@@ -205,6 +209,7 @@ class DbApiCursor:
     def __init__(self, connection: DbApiConnection) -> None:
         self.connection = connection
         self._cursor: SqliteCursor = connection.captured.cursor()
+        self._closed = False
 
     @property
     def description(self) -> tuple[tuple[Any, ...], ...] | None:
@@ -225,25 +230,33 @@ class DbApiCursor:
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> DbApiCursor:
         """Run one statement; INSERT, UPDATE, DELETE and REPLACE begin a transaction where none is open."""
         with _translated():
+            adapted = _adapted(parameters)
             self._begin(sql)
-            self._cursor.execute(sql, _adapted(parameters) or None)
+            self._cursor.execute(sql, adapted or None)
         return self
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Sequence[Any] | Mapping[str, Any]]) -> DbApiCursor:
         """Run one statement once for each of the parameters."""
         with _translated():
+            adapted = [_adapted(parameters) for parameters in seq_of_parameters]
             self._begin(sql)
-            self._cursor.executemany(sql, [_adapted(parameters) for parameters in seq_of_parameters])
+            self._cursor.executemany(sql, adapted)
         return self
 
     def executescript(self, script: str) -> DbApiCursor:
         """Commit, then run statements one after the other."""
+        self._check_open()
         with _translated():
             self.connection.captured.commit()
             self.connection.captured.executescript(script)
         return self
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProgrammingError("Cannot operate on a closed cursor.")
+
     def _begin(self, sql: str) -> None:
+        self._check_open()
         level, captured = self.connection.isolation_level, self.connection.captured
         if level is not None and not captured.in_transaction and fold(leading_word(sql)) in _CHANGES_ROWS:
             captured.execute(f"BEGIN {level}")
@@ -252,6 +265,7 @@ class DbApiCursor:
         return self
 
     def __next__(self) -> tuple[Any, ...]:
+        self._check_open()
         with _translated():
             return next(self._cursor)
 
@@ -261,18 +275,21 @@ class DbApiCursor:
 
     def fetchmany(self, size: int | None = None) -> list[tuple[Any, ...]]:
         """Return up to `size` rows, `arraysize` without it."""
+        self._check_open()
         with _translated():
             return self._cursor.fetchmany(self.arraysize if size is None else size)
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         """Return the rows that are left."""
+        self._check_open()
         with _translated():
             return self._cursor.fetchall()
 
     def close(self) -> None:
-        """Drop the rows that are left."""
+        """Drop the rows that are left; of any other use a closed cursor raises ProgrammingError."""
         with _translated():
             self._cursor.close()
+        self._closed = True
 
     def setinputsizes(self, sizes: object) -> None:
         """Do nothing, as PEP 249 allows."""
@@ -285,10 +302,22 @@ _AS_THEY_ARE: Final = frozenset((int, str, float, bytes, bool, type(None), bytea
 
 
 def _adapted(parameters: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | Mapping[str, Any]:
-    """Return parameters with values that SQLite takes: times in ISO 8601, as from `sqlite3`, and decimals as text."""
+    """Return parameters with values that SQLite takes: times in ISO 8601, as from `sqlite3`, and decimals as text.
+
+    Raises ProgrammingError for what are none.
+    """
     if isinstance(parameters, Mapping):
-        return {name: _adapt(value) for name, value in parameters.items()}
-    return tuple([value if type(value) in _AS_THEY_ARE else _adapt(value) for value in parameters])
+        return _Named({name: _adapt(value) for name, value in parameters.items()})
+    try:
+        values = list(parameters)
+    except TypeError:
+        raise ProgrammingError(f"parameters are a sequence or a mapping, not {parameters!r}") from None
+    return tuple([value if type(value) in _AS_THEY_ARE else _adapt(value) for value in values])
+
+
+class _Named(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise ProgrammingError(f"You did not supply a value for binding parameter :{name}.")
 
 
 def _adapt(value: Any) -> Any:
@@ -296,4 +325,11 @@ def _adapt(value: Any) -> Any:
         return value.isoformat(" ")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    return str(value) if isinstance(value, Decimal) else value
+    if isinstance(value, Decimal):
+        return str(value)
+    if not isinstance(value, int | float | str | apsw.zeroblob):
+        try:
+            memoryview(value)
+        except TypeError:
+            raise ProgrammingError(f"a parameter of the type {type(value).__name__!r} is not supported") from None
+    return value
