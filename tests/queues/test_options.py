@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tranlog.errors import ConfigError
 from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
@@ -53,3 +54,9 @@ def test_so_many_buffers_are_written_without_waiting_for_a_commit(buffers: int) 
     assert store._journal.syncs.count == syncs
     store.close()
     vfs.unregister()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1"])
+def test_a_time_for_acknowledgements_that_no_thread_could_wait_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="ack_sync_s"):
+        QueueStoreOptions(ack_sync_s=seconds).check()

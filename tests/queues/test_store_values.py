@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tranlog.errors import DeclaredOtherwiseError, QueueError, UnknownQueueError
+from tranlog.errors import DeclaredOtherwiseError, LogClosedError, QueueError, UnknownQueueError
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
 
@@ -81,6 +85,18 @@ def _in_a_branch(store: MessageStore, call: Callable[[Any], object]) -> None:
         lambda store: store.purge(["a"]),
         lambda store: store.delete(["a"]),
         lambda store: store.forget_producer(7),
+        lambda store: store.forget_producer(["p"]),
+        lambda store: store.declare(7),
+        lambda store: store.declare("c", arguments="text"),
+        lambda store: store.declare_exchange(b"x", "topic"),
+        lambda store: store.declare_exchange("x", "topic", alternate=7),
+        lambda store: store.bind("e", queue="a", key=7),
+        lambda store: store.bind("e", queue="a", arguments=7),
+        lambda store: store.bind("e", queue="a", arguments={"x": b"y"}),
+        lambda store: store.bind("e", queue="a", arguments={"x": float("nan")}),
+        lambda store: store.publish(b"x", key=b"a"),
+        lambda store: store.publish(b"x", queues="a"),
+        lambda store: store.get_many("a", float("inf")),
         lambda store: store.bind("e"),
         lambda store: store.bind("e", queue="a", destination="e"),
         lambda store: store.unbind("e"),
@@ -99,7 +115,7 @@ def test_what_is_of_no_use_is_refused_and_changes_nothing(
     store: MessageStore, call: Callable[[MessageStore], object]
 ) -> None:
     """A value of another kind in one thread's call neither closes the store for the others nor leaves a part of it."""
-    with pytest.raises((TypeError, ValueError, AttributeError, QueueError)):
+    with pytest.raises((TypeError, ValueError, QueueError)):
         call(store)
     assert [one.content for one in store.peek("a", 9)] == [b"kept"] and store.tpc_recover() == []
     assert len(store._core.state.messages) == 1 and not store._core.held
@@ -129,3 +145,32 @@ def test_content_in_items_of_several_bytes_is_stored_by_its_bytes(tmp_path: Path
     with MessageStore.open(path) as store:
         wanted = [raw, raw + memoryview(items)[::2].tobytes() + b"end", raw, b""]
         assert [one.content for one in store.get_many("a", 9)] == wanted
+
+
+def test_a_closed_store_answers_nothing(store: MessageStore) -> None:
+    session = store.session()
+    store.close()
+    for call in (store.queues, store.producers, store.pinned, store.tpc_recover, session.tpc_recover, store.status):
+        with pytest.raises(LogClosedError):
+            call()
+    with pytest.raises(LogClosedError):
+        store.route("", "a")
+
+
+def test_ctrl_c_in_a_wait_for_a_message_closes_nothing(store: MessageStore) -> None:
+    """A consumer's loop mostly ends so, and what it holds is still to be answered."""
+    delivery = store.get("a")
+    assert delivery is not None
+
+    def press() -> None:
+        while not store._journal.changed._waiting:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presses = threading.Thread(target=press)
+    presses.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(store.consume("a"))
+    presses.join()
+    store.requeue(delivery)
+    assert store.get("a") is not None

@@ -549,6 +549,8 @@ class StoreCore:
 def names_of(queues: Iterable[object]) -> list[str]:
     """Return these names of queues, each once. Raises TypeError here, and not in the midst of a step of a writer."""
     names: list[str] = []
+    if isinstance(queues, str):
+        raise TypeError(f"queues are a list of names, not the str {queues!r}")
     for one in dict.fromkeys(queues):
         if not isinstance(one, str):
             raise TypeError(f"the name of a queue is a str, not {type(one).__name__}")

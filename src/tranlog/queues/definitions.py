@@ -43,6 +43,8 @@ class StoreDefinitions:
         A `transient` queue is in memory only, with its bindings and messages: it is gone when the store is closed or
         its process dies. Its id is below 0.
         """
+        if not isinstance(arguments, bytes):
+            raise TypeError(f"arguments of a queue are bytes, not {arguments!r}")
         with self._journal.lock:
             self._journal.check_open()
             found = self._catalogue.declare_queue(queue, arguments, transient=transient)
@@ -92,15 +94,16 @@ class StoreDefinitions:
     ) -> None:
         """Bind an exchange to a queue, or to another exchange, its `destination`; an existing binding stays.
 
-        `arguments` are what a headers exchange requires of a message's headers, with `x-match`.
+        `arguments` are what a headers exchange requires of a message's headers, with `x-match`; their values are those
+        of JSON.
         """
         _check_ends(queue, destination)
         with self._journal.lock:
             self._journal.check_open()
+            raw = _encoded(arguments)
             why = check_arguments(self._catalogue.exchange(exchange).type, arguments or {})
             if why is not None:
                 raise DeclaredOtherwiseError(what=f"binding of exchange {exchange!r}", why=why)
-            raw = _encoded(arguments)
             self._catalogue.bind(exchange, queue=queue, destination=destination, key=key, arguments=raw)
             self._core.catalogue_changed()
 
@@ -123,7 +126,10 @@ class StoreDefinitions:
 
     def route(self, exchange: str, key: str, headers: Mapping[str, object] | None = None) -> list[str]:
         """Return the queues to which a message would go. The exchange without a name leads to the queue named `key`."""
+        if not isinstance(key, str):
+            raise TypeError(f"a key is a str, not {key!r}")
         with self._journal.lock:
+            self._journal.check_open()
             catalogue = self._catalogue
             if self._router is None or self._router[0] != catalogue.changes:
                 ids = {queue.name: queue.id for queue in catalogue.queues.values()}
@@ -139,6 +145,7 @@ class StoreDefinitions:
     def queues(self) -> dict[str, tuple[int, int]]:
         """Return by queue how many messages wait on it, and how many are held."""
         with self._journal.lock:
+            self._journal.check_open()
             held: dict[int, int] = {}
             for place in self._core.held:
                 held[place.queue_id] = held.get(place.queue_id, 0) + 1
@@ -150,16 +157,18 @@ class StoreDefinitions:
     def producers(self) -> dict[str, int]:
         """Return the last stored number of each producer that uses `publish_once`, by name."""
         with self._journal.lock:
+            self._journal.check_open()
             return {name.decode(): one.number for name, one in self._core.state.positions.items()}
 
     def forget_producer(self, name: str) -> None:
         """Forget a producer: its numbers start again. Durable on return. Raises UnknownQueueError."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             if name not in self.producers():
                 raise UnknownQueueError(what=f"producer {name!r}")
-            self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
-            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
+            with self._journal:
+                self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+                self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
         self.sync()
 
 
@@ -170,7 +179,11 @@ def _check_ends(queue: str | None, destination: str | None) -> None:
 
 
 def _encoded(arguments: Mapping[str, object] | None) -> bytes:
-    return msgspec.json.encode(dict(arguments), order="sorted") if arguments else b""
+    """Return a binding's arguments as they are stored. Raises TypeError for what would be something else when read."""
+    raw = msgspec.json.encode(dict(arguments), order="sorted") if arguments else b""
+    if raw and _decoded(raw) != arguments:
+        raise TypeError(f"arguments of a binding have the values of JSON, not {arguments!r}")
+    return raw
 
 
 def _decoded(raw: bytes) -> dict[str, object]:

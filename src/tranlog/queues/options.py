@@ -28,7 +28,8 @@ class QueueStoreOptions:
     commit. `content_bytes`: how much content of waiting messages is kept in memory; the rest is read back.
     `transient_bytes`: how much memory transient messages take at most, 400 bytes each beside their content; more are
     refused.
-    `ack_sync_s`: acknowledgements that nobody waits for are durable after so many seconds; None: with the next sync.
+    `ack_sync_s`: acknowledgements that nobody waits for are durable after so many seconds, 0.001 to 3600; None: with
+    the next sync.
     `connect`: the PostgreSQL that has the catalogue, a connection string of libpq's; the store's directory keeps it,
     without a password. None: what it keeps, else SQLite in the directory. `catalog`: the database there, which is made
     if it is missing; None: the one that `connect` names.
@@ -55,6 +56,9 @@ class QueueStoreOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= most:
                 raise ConfigError(option=name, value=value, why=f"it has to be {least} to {most}")
+        seconds: object = self.ack_sync_s
+        if seconds is not None and not (isinstance(seconds, int | float) and 0.001 <= seconds <= 3_600):
+            raise ConfigError(option="ack_sync_s", value=seconds, why="it has to be 0.001 to 3600 seconds, or None")
         if self.container_bytes % PAGE_BYTES:
             raise ConfigError(
                 option="container_bytes", value=self.container_bytes, why=f"it has to be a multiple of {PAGE_BYTES}"

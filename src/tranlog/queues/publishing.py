@@ -53,7 +53,7 @@ class MessagePublishing:
             length = content.nbytes if isinstance(content, memoryview) else len(content)
             content = (content,)
         elif length is None:
-            raise ValueError("content in parts needs its length")
+            raise ValueError("content is bytes, or parts of it with their length")
         else:
             length = index(length)
         total, core, stamps = len(header) + length, self._core, (expires_at, priority)

@@ -130,6 +130,7 @@ class MessageStore(StoreDefinitions, Closing):
     def pinned(self) -> list[Pinned]:
         """Return what keeps the oldest container from being emptied, and so those after it from being freed."""
         with self._journal.lock:
+            self._journal.check_open()
             names = {queue.id: queue.name for queue in self._catalogue.queues.values()}
             newest, size = self._journal.buffer.number, self._files.container_bytes
             return pinned_in(self._core.state, newest, size, names, self._clock.now_ms())
@@ -137,7 +138,6 @@ class MessageStore(StoreDefinitions, Closing):
     def status(self) -> StoreStatus:
         """Return the status of the store."""
         with self._journal.lock:
-            self._journal.check_open()
             return StoreStatus(
                 queues={name: self._standing(name, held) for name, (_, held) in self.queues().items()},
                 containers_in_use=len(self._files.in_use),
@@ -298,8 +298,8 @@ class MessageStore(StoreDefinitions, Closing):
 
     def tpc_recover(self) -> list[bytes]:
         """Return the xids of the prepared transactions without an outcome, in the order in which they were prepared."""
-        with self._journal.lock:
-            return list(in_doubt(self._core))
+        with self._deciding(b"") as core:
+            return list(in_doubt(core))
 
     def tpc_commit(self, xid: bytes) -> None:
         """Commit the transaction that any session prepared under this xid; durable. Raises TransactionStateError."""
@@ -359,7 +359,7 @@ class MessageStore(StoreDefinitions, Closing):
 
         Raises as `get`, ValueError for a count below 1.
         """
-        if count < 1:
+        if index(count) < 1:
             raise ValueError(f"a count is 1 or more, not {count}")
         journal = self._journal
         until = None if timeout_s is None else self._clock.monotonic() + timeout_s
@@ -373,11 +373,11 @@ class MessageStore(StoreDefinitions, Closing):
                     if found:
                         return found
                     target, waiting = journal.place, len(self._core.row(queue_id))
-                    if not waiting:
-                        left = _LOOK_S if until is None else min(until - self._clock.monotonic(), _LOOK_S)
-                        if left <= 0:
-                            return []
-                        journal.changed.wait(left)
+                if not waiting:  # outside the step, which Ctrl-C would break off
+                    left = _LOOK_S if until is None else min(until - self._clock.monotonic(), _LOOK_S)
+                    if left <= 0:
+                        return []
+                    journal.changed.wait(left)
             if waiting:
                 journal.commit(target)
 

@@ -342,7 +342,8 @@ class BranchSession:
     def ack(self, *deliveries: Delivery) -> None:
         """Acknowledge these messages in the branch. Raises NotHeldError, TransactionStateError as `publish`."""
         work = self._current().work
-        transient = [str(one) for one in deliveries if one.message.transient]
+        given: Sequence[object] = deliveries
+        transient = [str(one) for one in given if isinstance(one, Delivery) and one.message.transient]
         with self._store._deciding(self._xid):
             self._no_transient(transient)
         self._store._take_answers(work, deliveries, ACKED)

@@ -408,7 +408,12 @@ class Catalogue:
 
 
 def why_no_name(field: str, text: str, *, least: int = 1) -> str | None:
-    """Return why nothing can have this name or key: it is empty, too long, not UTF-8; None where something can."""
+    """Return why nothing can have this name or key: it is empty, too long, not UTF-8; None where something can.
+
+    Raises TypeError for what is no text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a {field} is a str, not {text!r}")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
