@@ -178,6 +178,18 @@ def test_chosen_columns_in_the_order_given() -> None:
             read(log, columns=["payload"])
 
 
+def test_units_by_their_names_and_what_is_none() -> None:
+    """A table by its full name would select nothing without a word."""
+    with open_log(SimDisk()) as log:
+        Workload(seed=2).write(log, 30)
+        for unit in Unit:
+            assert read(log, unit=str(unit)) == read(log, unit=unit)
+        with pytest.raises(ValueError, match="'row' is not a valid Unit"):
+            read(log, unit="row")
+        with pytest.raises(TypeError, match=r"a pair of schema and table, not 'shop\.orders'"):
+            read(log, selection=Selection(tables=frozenset({"shop.orders"})))  # type: ignore[arg-type]
+
+
 def test_what_repeats_is_a_dictionary() -> None:
     """Dictionary columns for source, shard, table."""
     schema = batch_schema()

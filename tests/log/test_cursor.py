@@ -264,6 +264,16 @@ def test_seeking_before_the_first_is_an_error() -> None:
         assert seqnos(cursor) == [10]
 
 
+def test_what_is_no_seqno_is_not_taken_for_damage() -> None:
+    """1.5, which no record has; or 1.0, as pandas gives numbers."""
+    with open_log(SimDisk()) as log, log.cursor() as cursor:
+        fill(log, 3)
+        for seqno in (1.5, 1.0, "1", None):
+            with pytest.raises(TypeError, match="integer"):
+                cursor.seek(seqno)  # type: ignore[arg-type]
+        assert seqnos(cursor)[:2] == [0, 1]
+
+
 def test_a_closed_cursor_says_so() -> None:
     disk = SimDisk()
     with open_log(disk) as log:

@@ -371,3 +371,16 @@ def test_readers_meet_rotation_and_purge_at_any_moment() -> None:
         finally:
             stop.set()
             writer.join()
+
+
+def test_what_a_reader_does_not_show_is_named() -> None:
+    disk = SimDisk()
+    with open_log(disk) as log, open_reader(disk) as reader:
+        fill(log, 3)
+        last = reader.range().last_seqno
+        assert reader.h(last)
+        for look in (reader.payload, reader.h):
+            with pytest.raises(ValueError, match=f"shows no seqno {last + 1}: its last one is {last}"):
+                look(Seqno(last + 1))
+        with pytest.raises(ValueError, match="shows no seqno"):
+            log.h(Seqno(last + 1))

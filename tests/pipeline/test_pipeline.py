@@ -19,6 +19,7 @@ def test_it_is_apply_with_its_options() -> None:
     assert (one.options.log_dir, one.options.filters, one.options.channels) == ("log", (delay,), 2)
     assert (one.options.pipeline, one.options.sync_interval_s) == ("orders", 0.5)
     assert one.options.target == TargetOptions(kind="sqlite", path="target.db")
+    assert Pipeline("log", target=Path("target.db")).options.target == TargetOptions(kind="sqlite", path="target.db")
     url = "postgresql://here/db"
     assert Pipeline(Path("log"), target=url).options.target == TargetOptions(kind="postgres", dsn=url)
     url = "mariadb://till:secret@here:3306/tranlog"

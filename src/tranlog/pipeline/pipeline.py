@@ -46,7 +46,7 @@ class Pipeline:
         self,
         source: str | os.PathLike[str],
         filters: Sequence[Filter] = (),
-        target: TargetOptions | str = "",
+        target: TargetOptions | str | os.PathLike[str] = "",
         channels: int = 4,
         *,
         name: str = "tranlog",
@@ -106,9 +106,10 @@ class Pipeline:
         self._stop.set()
 
 
-def _target(target: TargetOptions | str) -> TargetOptions:
+def _target(target: TargetOptions | str | os.PathLike[str]) -> TargetOptions:
     if isinstance(target, TargetOptions):
         return target
+    target = os.fspath(target)
     if not target:
         raise ConfigError(option="target", value=None, why="is missing: TargetOptions, a URL, or a SQLite file's path")
     scheme, is_url, _ = target.partition("://")

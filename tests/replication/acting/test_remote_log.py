@@ -385,3 +385,9 @@ def test_who_waits_for_what_was_rolled_back_is_told(tmp_path: Path) -> None:
         with group.client() as client:
             assert not client.wait(at_least=lost, timeout=LONG_S)
             assert client.wait(at_least=new, timeout=LONG_S) and client.wait(at_least=NO_GTID, timeout=LONG_S)
+
+
+@pytest.mark.parametrize("given", ["prefer", "consistency", "after", "after_event", "tls"])
+def test_what_says_no_wish_is_refused_before_a_node_is_asked(given: str) -> None:
+    with pytest.raises(TypeError, match=f"{given} is of the type"):
+        open_remote("thl://127.0.0.1:1", find_s=0.0, **{given: 7})  # type: ignore[arg-type]

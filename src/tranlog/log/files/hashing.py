@@ -22,14 +22,20 @@ _BACK: Final = 4
 """So many transactions before the one that is asked for the second walk begins; each later one four times as many."""
 
 
+def not_shown(seqno: Seqno, last: Seqno) -> ValueError:
+    """Return the error for a seqno after the last one."""
+    return ValueError(f"the log shows no seqno {seqno}: its last one is {last}")
+
+
 def hash_up_to(segments: Segments, seqno: Seqno, last: Seqno) -> int:
     """Return the running hash up to a transaction, or up to the one before the first; signed.
 
-    `last` is the last one that may be read. Raises CorruptRecordError where nothing says a hash, PurgedError,
-    SegmentGoneError, LogUnreadableError.
+    `last` is the last one that may be read. Raises ValueError for a later one, CorruptRecordError where nothing says a
+    hash, PurgedError, SegmentGoneError, LogUnreadableError.
     """
     first = segments.first_seqno()
-    assert seqno <= max(last, first - 1), f"the log shows no seqno {seqno}"
+    if seqno > max(last, first - 1):
+        raise not_shown(seqno, last)
     start = segments.start_of(max(seqno, first))
     if start is None or seqno < first - 1:
         raise segments.purged(seqno)

@@ -147,6 +147,11 @@ def read_batches(
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[RecordBatch]:
     """Yield what a cursor reads from where it stands, as `Cursor.batches`, which see."""
+    unit = Unit(unit)
+    tables: Iterable[object] = selection.tables or ()
+    for one in tables:
+        if not isinstance(one, tuple) or len(one) != 2:
+            raise TypeError(f"a table of a Selection is a pair of schema and table, not {one!r}")
     schema = batch_schema(columns, unit=unit)
     gather = _Changes(schema, selection) if unit is Unit.CHANGE else _Transactions(schema, selection)
     hashed = "h" in gather.columns

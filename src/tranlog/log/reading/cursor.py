@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
+from operator import index
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tranlog.change import Change
@@ -326,6 +327,7 @@ class Cursor(Closing):
         that was abandoned meanwhile.
         """
         self._check_open()
+        seqno = Seqno(index(seqno))  # 1.0 is equal to a number, and no record has it
         segments = self._view.segments
         if seqno < segments.first_seqno():
             raise segments.purged(seqno)
@@ -606,7 +608,8 @@ class Cursor(Closing):
         Shape: the columns of `log.arrow`, `columns` of them, in the order given; a batch ends where it is large
         enough, or nothing more is there now, and holds at least one row. What `selection` leaves out is decided by the
         headers, before a payload is read. Ends as `scan`. Raises as `next`; PayloadError; ConfigError for an
-        unknown column; LibraryMissingError where pyarrow is not installed.
+        unknown column; ValueError for no unit, TypeError for no selection; LibraryMissingError where pyarrow is not
+        installed.
         """
         return read_batches(self, unit=unit, columns=columns, selection=selection, until=until, wait=wait)
 

@@ -25,7 +25,7 @@ from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, 
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import directory_of, join, reading
-from tranlog.log.files.hashing import hash_up_to
+from tranlog.log.files.hashing import hash_up_to, not_shown
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
@@ -351,17 +351,18 @@ class LogReader(Closing):
     def h(self, seqno: Seqno) -> int:
         """Return the running hash up to a transaction that the log shows, or up to the one before the first.
 
-        Units: from 0 to 2^64 - 1. Raises PurgedError for an earlier one, and as `range`.
+        Units: from 0 to 2^64 - 1. Raises PurgedError for an earlier one, ValueError for a later one, and as `range`.
         """
         last = self.range().last_seqno
         return unsigned(hash_up_to(self._segments, seqno, last))
 
     def payload(self, seqno: Seqno) -> Payload:
-        """Return the content of a transaction that the log shows, at once; for small ones."""
+        """Return the content of a transaction that the log shows, at once; for small ones. Raises as `h`."""
         with self.cursor() as cursor:
             cursor.seek(seqno)
             transaction = cursor.next()
-            assert transaction is not None, f"the log shows no seqno {seqno}"
+            if transaction is None:
+                raise not_shown(seqno, self.range().last_seqno)
             return transaction.payload()
 
     def abandoned(self) -> Iterator[tuple[RollbackMark, StoredRecord]]:

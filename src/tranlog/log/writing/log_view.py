@@ -122,8 +122,8 @@ class LogView:
     def h(self, seqno: Seqno) -> int:
         """Return the running hash up to a visible transaction, or up to the one before the first.
 
-        Units: from 0 to 2^64 - 1. Raises PurgedError for an earlier one, SegmentGoneError, LogUnreadableError,
-        CorruptRecordError.
+        Units: from 0 to 2^64 - 1. Raises PurgedError for an earlier one, ValueError for a later one, SegmentGoneError,
+        LogUnreadableError, CorruptRecordError.
         """
         with self._end.steps.lock:
             visible, h = self._end.publishing.visible, self._end.prefix.h

@@ -218,7 +218,7 @@ def _ms(name: str, seconds: float) -> int:
     return max(round(seconds * 1000), 1) if seconds else 0
 
 
-def _check(name: str, value: object, kind: type) -> None:
+def check_type(name: str, value: object, kind: type) -> None:
     """Refuse what no node could read, before it ends a connection that others use, too. Raises TypeError."""
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{name} is of the type {kind.__name__}, not {value!r}")
@@ -236,7 +236,7 @@ def _checked_event_id(event_id: str | None) -> str:
     """Return the event id of a transaction, a new one for None. Raises TypeError, CommitRefusedError."""
     if event_id is None:
         return secrets.token_hex(16)
-    _check("event_id", event_id, str)
+    check_type("event_id", event_id, str)
     if len(event_id.encode()) > TEXT_BYTES_MAX:
         raise CommitRefusedError(why=f"its event id has more than {TEXT_BYTES_MAX} bytes")
     return event_id
@@ -259,7 +259,7 @@ def _commit(number: int, last: Fragment, epoch: int, wish: _Wish, *, shard: str 
 
 def addresses_of(url: str) -> list[str]:
     """Return the addresses in `thl://HOST:PORT,HOST:PORT`. Raises ConfigError for another text, TypeError for none."""
-    _check("url", url, str)
+    check_type("url", url, str)
     addresses = [one for one in url.removeprefix(SCHEME).rstrip("/").split(",") if one]
     if not url.startswith(SCHEME) or not addresses:
         raise ConfigError(option="url", value=url, why="reads thl://HOST:PORT,HOST:PORT")
@@ -291,7 +291,7 @@ class AsyncGroup:
         self._via = via or {}
         self._find_s = find_s
         if tls is not None:
-            _check("tls", tls, ssl.SSLContext)
+            check_type("tls", tls, ssl.SSLContext)
         self._addresses = addresses_of(url)
         self._numbers = itertools.count(1)
         self._id = NodeId(secrets.token_hex(8))
@@ -373,7 +373,7 @@ class AsyncGroup:
     async def ask(self, gtid: Gtid, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Ask the primary whether `w` is met for a transaction; as `commit`."""
         wish, number = _wish(w, wtimeout), next(self._numbers)
-        _check("gtid", gtid, Gtid)
+        check_type("gtid", gtid, Gtid)
         asked = AskConcern(number=number, gtid=gtid, w=wish.w, wtimeout_ms=wish.wtimeout_ms)
         connection = await self._primary(wish.within_s, question=True)
         return self.answered(connection, await _asked(connection, number, asked, wish.within_s))
@@ -389,9 +389,9 @@ class AsyncGroup:
         seconds, CommitRefusedError if its log cannot be read.
         """
         _ms("timeout", timeout)
-        _check("event_id", event_id, str)
+        check_type("event_id", event_id, str)
         if after is not None:
-            _check("after", after, Gtid)
+            check_type("after", after, Gtid)
         loop = asyncio.get_running_loop()
         until, first, certain, waits = loop.time() + timeout, None, True, pauses()
         while True:
@@ -430,7 +430,7 @@ class AsyncGroup:
             raise ValueError("wait takes one of at_least, within_ms and latest")
         for name, value, wanted in (("at_least", at_least, Gtid), ("within_ms", within_ms, int)):
             if value is not None:
-                _check(name, value, wanted)
+                check_type(name, value, wanted)
         if not 0 <= (within_ms or 0) < 1 << 63:
             raise ValueError(f"within_ms is a number of milliseconds, not {within_ms}")
         number, kind = next(self._numbers), "latest" if latest else "within" if at_least is None else "at_least"

@@ -27,7 +27,15 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.directory import reading
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.reader import LogRange, LogReader
-from tranlog.replication.acting.client import FIND_S, SCHEME, LoopEndedError, LoopThread, addresses_of, not_known
+from tranlog.replication.acting.client import (
+    FIND_S,
+    SCHEME,
+    LoopEndedError,
+    LoopThread,
+    addresses_of,
+    check_type,
+    not_known,
+)
 from tranlog.replication.acting.connection import Connection, reach
 from tranlog.replication.acting.links import pauses
 from tranlog.replication.rules import concern
@@ -290,8 +298,14 @@ def open_remote(
     has another one in that place, or has purged the next one. `after_event`: its event id instead, which the node looks
     up among its newest 50,000; the log's `after` is its GTID then. `name`: the reader's name in such messages.
     `find_s`: how long to look for a node.
-    Raises NoNodeError, HandshakeError, ConfigError; and as `LogReader.open`.
+    Raises NoNodeError, HandshakeError, ConfigError, TypeError; and as `LogReader.open`.
     """
+    for option, value in (("prefer", prefer), ("consistency", consistency), ("after_event", after_event)):
+        check_type(option, value, str)
+    if after is not None:
+        check_type("after", after, Gtid)
+    if tls is not None:
+        check_type("tls", tls, ssl.SSLContext)
     wish = parse_consistency(consistency)
     preference = Preference.PRIMARY if isinstance(wish, Latest) else parse_preference(prefer)
     name = name or socket.gethostname()
