@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,5 +142,26 @@ def test_a_task_takes_what_a_branch_held_whose_time_is_over(tmp_path: Path) -> N
             clock.advance(61)
             found = await waiting
             assert found is not None and found.content == b"one"
+
+    run(work())
+
+
+def test_who_is_cancelled_while_it_closes_leaves_no_store_open(tmp_path: Path) -> None:
+    """Nor its lock: every thread is taken at that moment."""
+
+    async def work() -> None:
+        busy, loop = threading.Event(), asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        store = AsyncStore(opened(tmp_path))
+        loop.run_in_executor(None, busy.wait)
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        busy.set()
+        await asyncio.to_thread(store.store.closed_by)  # after what was to run in the one thread
+        why = store.store.closed_by()
+        store.store.close()
+        assert closing.cancelled() and why
 
     run(work())

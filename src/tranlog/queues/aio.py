@@ -107,8 +107,8 @@ class AsyncStore:
         self._changed = asyncio.Event()  # who looks from now on waits for what comes then
 
     async def close(self) -> None:
-        """Close the store; tasks that wait get LogClosedError. Closing twice is harmless."""
-        await asyncio.to_thread(self.store.close)
+        """Close the store, also if cancelled; tasks that wait get LogClosedError. Closing twice is harmless."""
+        await asyncio.shield(self._loop.run_in_executor(None, self.store.close))
         await asyncio.to_thread(self._thread.join)
 
     async def __aenter__(self) -> AsyncStore:
