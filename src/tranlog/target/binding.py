@@ -76,6 +76,8 @@ class TargetColumn:
     retypes: bool = False
     """Whether one statement, which changes nothing else, gives it another type."""
     generated: bool = False
+    fixed: bool = False
+    """Whether an update may not set it, not even to what it holds: GENERATED ALWAYS AS IDENTITY."""
     moves: bool = False
     """Whether an update that does not set it changes it all the same: ON UPDATE CURRENT_TIMESTAMP."""
     digits: int | None = None
@@ -316,8 +318,8 @@ class Binding:
         if changed:
             return changed
         # An update that changes nothing is still an update: the row must be there, and its triggers fire.
-        same = [c.index for c in self._key] or [i for i in self._written if after[i] is not UNCHANGED]
-        return tuple(same)
+        sent = [i for i in self._written if after[i] is not UNCHANGED]
+        return tuple([i for i in sent if not self._columns[i].target.fixed][:1] or sent[:1])
 
     def _has_null_key(self, row: Row) -> bool:
         return any(row[c.index] is None for c in self._key)

@@ -96,7 +96,8 @@ SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND
            SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary AND a.attnum = ANY (p.indkey)),
        NOT (c.relhasrules OR c.relrowsecurity),
        c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
-       AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1
+       AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1,
+       a.attidentity = 'a'
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -465,7 +466,7 @@ class PostgresSession:
         if rows[0][8] not in _TABLE_KINDS:
             raise MissingTableError("this name is not a table's")
         columns = {}
-        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, loosens, *_ in rows:
+        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, loosens, *_, fixed in rows:
             if name is None:  # a table without columns
                 continue
             category = "array" if is_array and typtype == "b" and typname.startswith("_") else CATEGORY_OF.get(typname)
@@ -476,6 +477,7 @@ class PostgresSession:
                 loosens=loosens,
                 retypes=not generated,
                 generated=generated,
+                fixed=fixed,
                 declared=declared,
                 digits=_digits(typname, typmod),
                 length=_length(typname, typmod),
