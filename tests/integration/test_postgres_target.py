@@ -38,7 +38,7 @@ from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.position import OUR_TABLES
 from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
 from tranlog.testing.servers import PostgresAddress
-from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, Other, Time
+from tranlog.types import Datetime, EnumLabel, Instant, Json, LogicalType, Other, Time, Value
 
 pytestmark = pytest.mark.integration
 
@@ -569,6 +569,28 @@ def test_an_update_that_changes_nothing_leaves_an_identity_column_alone(bench: B
     rows = [(number, "a", number) for number in range(9)]
     bench.apply([insert(ITEMS, row) for row in rows], [update(ITEMS, row, row) for row in rows])
     assert bench.rows(ITEMS) == content(rows)
+
+
+@pytest.mark.parametrize(
+    ("declared", "logical", "here", "there"),
+    [
+        ("jsonb", LogicalType.JSON, Json('{"a": 1.0}'), Json('{"a": 1.00}')),
+        ("text COLLATE shop.folds", TEXT, "A", "a"),
+        ("char(1) COLLATE shop.folds", TEXT, "A", "a"),
+    ],
+)
+def test_a_row_without_a_key_is_found_by_the_very_value(
+    declared: str, logical: LogicalType, here: Value, there: Value, bench: Bench
+) -> None:
+    """Two values may be equal to PostgreSQL and not be the same."""
+    sql(
+        bench,
+        f"""CREATE SCHEMA shop; CREATE COLLATION shop.folds
+        (provider = icu, locale = 'und-u-ks-level2', deterministic = false); CREATE TABLE shop.t (c {declared})""",
+    )
+    tab = table("t", column("c", logical, declared), key=())
+    bench.apply([insert(tab, (here,)), insert(tab, (there,))], [delete(tab, (there,))])
+    assert bench.rows(tab) == content([(here,)])
 
 
 def test_a_name_that_is_no_table_s(bench: Bench) -> None:

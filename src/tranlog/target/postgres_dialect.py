@@ -491,8 +491,10 @@ def _same(column: BoundColumn, n: int) -> str:
             return f"{name} = {value} AND {column.target.category}send({name}) = {column.target.category}send({value})"
         case "numeric" if column.target.digits is None:
             return f"{name} = {value} AND {name}::text = {value}::text"
-        case "json" | "array" | "other" | "interval":
+        case "json" | "jsonb" | "array" | "other" | "interval":
             return f"{name}::text = {value}::text"
+        case "text" | "char":  # the column's own collation may take several texts for one, and has the index
+            return f'{name} = {value} AND {name} COLLATE "C" = {value}'
         case _:
             return f"{name} = {value}"
 
