@@ -412,6 +412,17 @@ def test_a_column_with_a_literal_default_is_added_with_it(following: Bench) -> N
         assert all(here.columns[name].retypes for name in ("note", "many"))
 
 
+def test_a_check_of_a_column_that_follows_stays(targets: dict[str, TargetOptions]) -> None:
+    """MariaDB forgets it with a MODIFY that does not repeat it."""
+    with closing(Bench(replace(targets["mariadb"], ddl="follow"))) as bench:
+        bench.session.run("CREATE DATABASE shop")
+        bench.session.run("CREATE TABLE shop.items (id int PRIMARY KEY, name json NOT NULL, n tinyint CHECK (n > 0))")
+        bench.apply([insert(ITEMS, (1, None, 1000))])
+        for wrong in ((2, None, 0), (2, "{", 1)):
+            with pytest.raises(ConflictError, match="CONSTRAINT"):
+                bench.apply([insert(ITEMS, wrong)])
+
+
 @pytest.mark.parametrize(
     "sql",
     [

@@ -83,6 +83,8 @@ class TargetColumn:
     digits: int | None = None
     length: int | None = None
     collation: str = ""
+    check: str = ""
+    """The condition of its own CHECK, which a statement that defines it anew has to repeat."""
     labels: tuple[str, ...] = ()
 
 

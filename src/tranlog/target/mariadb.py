@@ -97,6 +97,9 @@ SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR
   FROM information_schema.COLUMNS
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2
  ORDER BY ORDINAL_POSITION""".replace("%%", "%")
+_CHECKS: Final = """
+SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS
+ WHERE CONSTRAINT_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2 AND LEVEL = 'Column'"""
 _TABLE_TYPE: Final = """
 SELECT TABLE_TYPE, IF(TABLE_TYPE IN ('VIEW', 'SEQUENCE') OR e.TRANSACTIONS = 'YES', '', COALESCE(t.ENGINE, 'not known'))
   FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
@@ -375,7 +378,7 @@ class MariadbSession:
         # Where rows come it is this server's word whether it is a sequence, since ALTER TABLE makes either the other.
         if kinds[0][0] not in _TABLE_TYPES and not (kinds[0][0] == "SEQUENCE" and table.columns):
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
-        columns, period = {}, set()
+        columns, period, checks = {}, set(), dict(self.fetch(_CHECKS, names))
         for row in self.fetch(_COLUMNS, names):
             name, kind, declared, generated, moves, nullable, in_key, retypes, *sizes, collation, of_period = row
             scale, precision, length = sizes
@@ -398,6 +401,7 @@ class MariadbSession:
                 else None,
                 length=length,
                 collation=collation or "",
+                check=checks.get(name, ""),
                 labels=catalog_labels(declared),
             )
         # Updates that change a key go row by row, so no column needs to be known as unique.

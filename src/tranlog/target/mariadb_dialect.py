@@ -305,19 +305,20 @@ def rename_table(table: TableMap, to: TableMap) -> str:
 
 
 def take_null(table: str, column: TargetColumn) -> str:
-    """Return the statement that makes a column take NULL; nothing but type and collation is said of it."""
+    """Return the statement that makes a column take NULL; of it type, collation and CHECK are said, nothing else."""
     return _modify(table, column, column.declared, null=True)
 
 
 def retype(table: str, column: TargetColumn, made: str) -> str:
-    """Return the statement that gives a column another type; nothing but that, collation and NULL is said of it."""
+    """Return the statement that gives a column another type; of it collation, NULL and CHECK are said, nothing else."""
     return _modify(table, column, made, null=column.nullable)
 
 
 def _modify(table: str, column: TargetColumn, made: str, *, null: bool) -> str:
     collation = f" COLLATE {column.collation}" if column.collation else ""
     taken = "NULL" if null else "NOT NULL"
-    return f"ALTER TABLE {table} MODIFY COLUMN {quote(column.name)} {made}{collation} {taken}"
+    check = f" CHECK ({column.check})" if column.check else ""
+    return f"ALTER TABLE {table} MODIFY COLUMN {quote(column.name)} {made}{collation} {taken}{check}"
 
 
 _COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
