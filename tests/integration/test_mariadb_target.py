@@ -46,7 +46,7 @@ from tranlog.target.mariadb import SEND_BYTES
 from tranlog.target.mariadb_dialect import NAME_CHARS, fit_name
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer
-from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, SetLabels, Time, Value
+from tranlog.types import F32, Datetime, EnumLabel, Instant, LogicalType, SetLabels, Time, Value
 
 pytestmark = pytest.mark.integration
 
@@ -347,6 +347,51 @@ def test_columns_that_users_made_otherwise(bench: Bench) -> None:
         with pytest.raises(ConflictError, match=why) as caught:
             bench.apply([insert(tab, tuple(wrong))])
         assert caught.value.key == "(id=7)"
+
+
+@pytest.mark.parametrize(
+    ("logical", "source", "declared", "value", "why"),
+    [
+        (LogicalType.F32, "float", "float(7,2)", F32(1e5), r"c is float\(7,2\) here and would round 100000.0"),
+        (LogicalType.F64, "double", "double(7,2)", -1e10, r"c is double\(7,2\) here and would round -1"),
+        (
+            INTEGER,
+            "smallint",
+            "year",
+            99,
+            r"c is year\(4\) here, which takes 99 for a year of this century or the last",
+        ),
+        (LogicalType.INSTANT, "timestamp", "timestamp not null default 0", None, "which makes the time of now of NULL"),
+    ],
+)
+def test_what_would_become_another_value_without_an_error_is_refused(
+    logical: LogicalType, source: str, declared: str, value: Value, why: str, bench: Bench
+) -> None:
+    sql(bench, f"CREATE DATABASE shop; CREATE TABLE shop.t (id int PRIMARY KEY, c {declared})")
+    tab = table("t", ID, column("c", logical, source))
+    with pytest.raises(ConflictError, match=why):
+        bench.apply([insert(tab, (1, value))])
+
+
+@pytest.mark.parametrize(("source", "columns"), [("varchar(50)", 60), ("varchar(255)", 70), ("varbinary(255)", 40)])
+def test_a_table_of_many_short_columns_is_made(source: str, columns: int, bench: Bench) -> None:
+    """InnoDB refuses one by what its rows may take at most: half a page, and 65,535 bytes with what is kept apart."""
+    logical = LogicalType.BYTES if "bin" in source else TEXT
+    length = int(source.partition("(")[2].rstrip(")"))
+    short = [column(f"c{number}", logical, source, length=length) for number in range(columns)]
+    wide = table("wide", ID, *short, unique_keys=((1,),))
+    bench.target.rows.create_table(wide)
+    row = (1, *[b"b" * length if logical is LogicalType.BYTES else "é" * length] * columns)
+    bench.apply([insert(wide, row)])
+    assert bench.rows(wide) == content([row])
+
+
+def test_a_number_of_more_digits_after_the_point_than_in_all_has_a_column(bench: Bench) -> None:
+    """PostgreSQL 15 has such types."""
+    tab = table("t", ID, column("c", LogicalType.DECIMAL, "numeric(2,5)"))
+    bench.target.rows.create_table(tab)
+    bench.apply([insert(tab, (1, Decimal("0.00099")))])
+    assert bench.rows(tab) == content([(1, Decimal("0.00099"))])
 
 
 def test_a_name_that_is_no_table_s(bench: Bench) -> None:

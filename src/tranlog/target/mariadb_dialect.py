@@ -149,7 +149,16 @@ _LABELS: Final = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
 _MADE_DIGITS: Final = {"time": 0, "datetime": 0, "timestamp": 0}
 """How MariaDB spells a time without digits after the second."""
 _VARCHAR_MOST: Final = 255
-"""Declared lengths up to here become VARCHAR; a row holds 65,535 bytes of such columns, of the others the begin."""
+"""Declared lengths up to here become VARCHAR. InnoDB may keep longer ones than so many bytes apart from the row."""
+_VARYING: Final = re.compile(r"var(char)?(?:binary)?\((\d+)\)")
+_ROW_BYTES: Final = 65_535
+"""What a row has, without what is kept in TEXT and BLOB columns."""
+_PAGE_BYTES: Final = 8_000
+"""What of a row has to fit a page: less than half of it."""
+_POINTER_BYTES: Final = 21
+"""What stays in the page of a value that is kept apart."""
+_OTHER_BYTES: Final = 30
+"""The most that a number or a time takes."""
 
 
 _BY_AFFINITY: Final = {
@@ -235,7 +244,8 @@ def _decimal_type(column: Column) -> str:
     precision, scale = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0
     if precision > 65 or scale > 38:
         return ""
-    return f"decimal({precision},{scale})" + (" unsigned" if column.unsigned else "")
+    # PostgreSQL's may have more digits after the point than in all.
+    return f"decimal({max(precision, scale)},{scale})" + (" unsigned" if column.unsigned else "")
 
 
 def _time_digits(column: Column) -> int:
@@ -248,6 +258,23 @@ def _declared_labels(column: Column) -> tuple[str, ...]:
     if word.lower() not in ("enum", "set") or not bracket:
         return ()
     return tuple([label.replace("''", "'") for label in _LABELS.findall(rest)])
+
+
+def _types(table: TableMap) -> list[str]:
+    """Return each column's type. Where a row would not fit, texts and bytes of no key get types that are kept apart."""
+    room = _key_bytes(table)
+    made = [_column_type(column, room.get(at, 0)) for at, column in enumerate(table.columns)]
+    if _fits_a_row(made):
+        return made
+    apart = {"varchar": "longtext", "varbinary": "longblob"}
+    return [one if at in room else apart.get(one.partition("(")[0], one) for at, one in enumerate(made)]
+
+
+def _fits_a_row(made: Sequence[str]) -> bool:
+    """Whether a row of these types is none that InnoDB refuses, at the most that each may take."""
+    sizes = [int(found[2]) * (4 if found[1] else 1) if (found := _VARYING.match(one)) else _OTHER_BYTES for one in made]
+    in_page = [one + 1 if one <= _VARCHAR_MOST else _POINTER_BYTES for one in sizes]
+    return sum(sizes) + 2 * len(sizes) <= _ROW_BYTES and sum(in_page) <= _PAGE_BYTES
 
 
 def _key_bytes(table: TableMap) -> dict[int, int]:
@@ -276,10 +303,10 @@ def create_table(table: TableMap) -> tuple[str, ...]:
 
 def _definer(table: TableMap) -> Callable[[int, Column], str]:
     """Return what defines each column of a table."""
-    room = _key_bytes(table)
+    types = _types(table)
 
     def defined(index: int, column: Column) -> str:
-        made = _column_type(column, room.get(index, 0))
+        made = types[index]
         if column.nullable:
             return made + " NULL"
         # A TIMESTAMP without a default may take one that changes it by itself.
@@ -296,7 +323,7 @@ def add_column(table: TableMap, index: int) -> str:
 
 def column_type(table: TableMap, index: int) -> str:
     """Return the type that a column gets."""
-    return _column_type(table.columns[index], _key_bytes(table).get(index, 0))
+    return _types(table)[index]
 
 
 def rename_table(table: TableMap, to: TableMap) -> str:
@@ -477,11 +504,12 @@ def _check(column: BoundColumn) -> Callable[[str], None] | None:
     digits = target.digits if may_round(column.source, target) else None
     if digits is not None and target.category in ("float4", "float8"):
         single = target.category == "float4"
+        most = 10 ** (int(declared.partition("(")[2].partition(",")[0]) - digits)
 
         def check_rounding(text: str) -> None:
             value = float(text)
             kept = round(value, digits)
-            if not (round_f32(kept) == round_f32(value) if single else kept == value):
+            if abs(value) >= most or not (round_f32(kept) == round_f32(value) if single else kept == value):
                 raise UnfitError(f"is {declared} here and would round {text}")
 
         return check_rounding
@@ -492,6 +520,13 @@ def _check(column: BoundColumn) -> Callable[[str], None] | None:
                 raise UnfitError(f"is {declared} here and would round {text}")
 
         return check_digits
+    if target.type_name == "year":
+
+        def check_century(text: str) -> None:
+            if 0 < int(text) < 100:
+                raise UnfitError(f"is {declared} here, which takes {text} for a year of this century or the last")
+
+        return check_century
     length = target.length
     if target.category in _LENGTH_COUNTS and length is not None:
         in_characters = target.type_name in ("char", "varchar")
@@ -518,9 +553,14 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
     check = _check(column)
     fixed = target.length if category == "binary" else None
     charset = _charset(target)
+    fills_null = category == "timestamp" and not (target.nullable or compared)
 
     def write(value: Value) -> str:
         if value is None:
+            if fills_null:
+                raise UnfitError(
+                    f"column {name} is {target.declared} NOT NULL here, which makes the time of now of NULL"
+                )
             return "NULL"
         if isinstance(value, CharsetBytes) and value.charset == charset:
             return f"_{charset} x'{value.raw.hex()}'"
