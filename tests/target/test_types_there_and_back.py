@@ -177,6 +177,7 @@ def test_a_value_that_does_not_fit_stops_by_name(bench: Bench) -> None:
         ({"sqlite": "NUMERIC", "": "date"}, column("v", L.DECIMAL, "decimal(5,2)")),
         ({"sqlite": "TEXT", "postgres": "real", "mariadb": "float"}, column("v", L.F64, "double")),
         ({"sqlite": "INT", "": "integer"}, column("v", L.BIT, "bit(8)", length=8)),
+        ({"": "double precision"}, column("v", L.INTEGER, "bigint")),
     ],
 )
 def test_a_column_of_a_type_that_changes_values_is_refused(bench: Bench, declared: dict[str, str], col: Column) -> None:

@@ -131,6 +131,11 @@ def accepts(column: Column, target: TargetColumn) -> None:
             f"column {column.name} is declared {target.declared} here, which turns text that looks like a number "
             f"into one; the source's {column.source_type} needs TEXT"
         )
+    if logical in (LogicalType.BOOL, LogicalType.INTEGER) and target.category == Affinity.REAL:
+        raise MismatchError(
+            f"column {column.name} is declared {target.declared} here, which turns an integer into a float and rounds "
+            f"large ones; the source's {column.source_type} needs INTEGER or no type"
+        )
     if logical in (LogicalType.F32, LogicalType.F64) and target.category == Affinity.TEXT:
         raise MismatchError(
             f"column {column.name} is declared {target.declared} here, which turns a float into text and rounds it; "
