@@ -394,6 +394,19 @@ def test_a_number_of_more_digits_after_the_point_than_in_all_has_a_column(bench:
     assert bench.rows(tab) == content([(1, Decimal("0.00099"))])
 
 
+def test_a_set_of_64_labels_is_updated_among_others(bench: Bench) -> None:
+    """A column of numbers below and beyond 63 bits is a decimal to the server, and a SET made of one loses labels."""
+    labels = tuple([f"m{number}" for number in range(64)])
+    tab = table("t", ID, column("c", LogicalType.SET, f"set({', '.join(map(repr, labels))})"))
+    bench.target.rows.create_table(tab)
+    rows = [(number, SetLabels(())) for number in range(9)]
+    after = [(number, SetLabels(labels[number % 2 :])) for number in range(8)] + [(8, SetLabels(("m0",)))]
+    bench.apply(
+        [insert(tab, row) for row in rows], [update(tab, old, new) for old, new in zip(rows, after, strict=True)]
+    )
+    assert bench.rows(tab) == content(after)
+
+
 def test_a_name_that_is_no_table_s(bench: Bench) -> None:
     sql(bench, "CREATE DATABASE shop; CREATE VIEW shop.items AS SELECT 1 AS id, 'a' AS name, 1 AS n")
     with pytest.raises(TargetTableError, match="this name is not a table's"):

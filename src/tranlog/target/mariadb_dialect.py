@@ -718,6 +718,8 @@ def _moment_reader(column: Column) -> Callable[[str], Value]:
 # --- statements -----------------------------------------------------------------------------------------------------
 
 _JOINED: Final = frozenset({"integer", "bytes", "binary"})
+_SET_LABELS: Final = 64
+"""The most that a SET has."""
 
 
 def _joins(column: BoundColumn) -> bool:
@@ -744,8 +746,10 @@ class MariadbForms:
         bind = _bind_each(f"UPDATE {table} SET", _pairs(changed, values, ", "), _pairs(key, found, " AND "))
         one = Form(op=Op.UPDATE, sql="", bind=bind, relaxed=relaxed)
         # Run row by row, so that rows may pass each other's keys as they did at the source; and where a column of rows
-        # that come with the statement would be of one charset, whatever each value is in.
-        if alone or not all(map(_joins, key)) or any([_has_codes(c.source, c.target) for c in changed]):
+        # that come with the statement would be of one charset, whatever each value is in, or a decimal, of which a SET
+        # takes 63 bits.
+        apart = any([_has_codes(c.source, c.target) or len(c.target.labels) == _SET_LABELS for c in changed])
+        if alone or apart or not all(map(_joins, key)):
             return one
         names = ", ".join([f"c{n}" for n in range(len(key) + len(changed))])
         on = " AND ".join([f"t.{c.name} = v.c{n}" for n, c in enumerate(key)])
