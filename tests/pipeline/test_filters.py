@@ -272,6 +272,18 @@ def mask(name: str, by: MaskBy, **more: Any) -> MaskColumns:
     return MaskColumns(table="shop.users", columns=(name,), by=by, **more)
 
 
+def test_what_is_known_of_new_columns_goes_by_their_names_behind_the_filters() -> None:
+    """A literal that stands in older rows is of no use where it is masked, and would tell what is hidden."""
+    users = msgspec.structs.replace(USERS, older=(("email", ""), ("iban", "'x'")))
+    assert table_behind(Rename(table="shop.users", column="iban", to="bank"), table=users).older == (
+        ("email", ""),
+        ("bank", "'x'"),
+    )
+    assert table_behind(DropColumns(table="shop.users", columns=("email",)), table=users).older == (("iban", "'x'"),)
+    mask = MaskColumns(table="shop.users", columns=("email", "iban"), by=MaskBy.NULL)
+    assert table_behind(mask, table=users).older == (("email", ""),)
+
+
 def test_masks() -> None:
     assert row_behind(mask("email", MaskBy.VALUE, value="hidden"))[1] == "hidden"
     assert row_behind(mask("email", MaskBy.NULL))[1] is None

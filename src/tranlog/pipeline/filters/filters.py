@@ -487,7 +487,9 @@ def _rename_column(one: Rename, found: FilteredTable, name: TableName) -> Filter
         for index, column in enumerate(table.columns)
     ]
     masked = frozenset(one.to if column == one.column else column for column in found.masked)
-    return replace(found, table=msgspec.structs.replace(found.table, columns=tuple(columns)), masked=masked)
+    older = tuple([(one.to if column == one.column else column, literal) for column, literal in table.older])
+    changed = msgspec.structs.replace(found.table, columns=tuple(columns), older=older)
+    return replace(found, table=changed, masked=masked)
 
 
 def _chosen(pattern: str, names: Sequence[str], found: FilteredTable, name: TableName) -> dict[int, Column]:
@@ -554,6 +556,7 @@ def _without(found: FilteredTable, dropped: Set[int]) -> FilteredTable:
                 if not dropped & set(key.columns)
             ]
         ),
+        older=tuple([one for one in table.older if one[0] not in {table.columns[i].name for i in dropped}]),
     )
     picks = tuple([found.picks[i] for i in kept])
     return replace(found, table=changed, picks=picks, masked=found.masked - {table.columns[i].name for i in dropped})
@@ -581,6 +584,8 @@ def _mask(one: MaskColumns, found: FilteredTable, name: TableName) -> FilteredTa
         table,
         unique_keys=tuple([key for key in table.unique_keys if unique or not chosen.keys() & set(key)]),
         foreign_keys=keys,
+        # What rows that are there hold of a column is known where it is NULL, which no mask changes.
+        older=tuple([one for one in table.older if not one[1] or one[0] not in {c.name for c in chosen.values()}]),
     )
     return replace(found, table=changed, picks=picks, masked=found.masked | {c.name for c in chosen.values()})
 
