@@ -434,6 +434,16 @@ def test_what_tables_are_made_of(bench: Bench) -> None:
     assert sorted(keys) == [("p",), ("u",)]
 
 
+def test_json_in_a_key_is_text(bench: Bench) -> None:
+    """A jsonb may be a key at the source, and a json may not."""
+    said = column("said", LogicalType.JSON, "jsonb", nullable=False)
+    tab = table("t", said, column("more", LogicalType.JSON, "jsonb"), column("c", TEXT, "text"), unique_keys=((1,),))
+    bench.target.rows.create_table(tab)
+    rows = [(Json('{"a": 1}'), Json("[]"), "x"), (Json('{"a": 2}'), None, "y")]
+    bench.apply([insert(tab, row) for row in rows], [update(tab, rows[0], (*rows[0][:2], "z")), delete(tab, rows[1])])
+    assert bench.rows(tab) == content([(*rows[0][:2], "z")])
+
+
 def test_columns_that_users_made_otherwise(bench: Bench) -> None:
     """A boolean for a digit, an enum, a domain, a wider numeric, an array, char(n): each read back as it was sent."""
     tab = table(

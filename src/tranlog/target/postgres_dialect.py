@@ -186,18 +186,25 @@ def _declared_digits(source_type: str) -> str:
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statements that make a schema and a table, without its foreign keys."""
 
-    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, _defined)})"
+    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, _definer(table))})"
     return (f"CREATE SCHEMA IF NOT EXISTS {quote(table.schema)}", made) if table.schema else (made,)
 
 
-def _defined(_: int, column: Column) -> str:
-    return _column_type(column) + ("" if column.nullable else " NOT NULL")
+def _definer(table: TableMap) -> Callable[[int, Column], str]:
+    """Return what defines each column of a table."""
+    return lambda index, column: column_type(table, index) + ("" if column.nullable else " NOT NULL")
+
+
+def column_type(table: TableMap, index: int) -> str:
+    """Return the type that a column gets: json, which cannot be compared, is text in a key."""
+    made = _column_type(table.columns[index])
+    return "text" if made == "json" and any(index in key for key in (table.primary_key, *table.unique_keys)) else made
 
 
 def add_column(table: TableMap, index: int) -> str:
     """Return the statement that adds a column."""
     column = table.columns[index]
-    return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_defined(index, column)}"
+    return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_definer(table)(index, column)}"
 
 
 def retype(table: str, column: TargetColumn, made: str) -> str:
@@ -627,7 +634,7 @@ POSTGRES: Final = Dialect(
     one_name=table_name,
     create_table=create_table,
     add_column=add_column,
-    column_type=lambda table, index: _column_type(table.columns[index]),
+    column_type=column_type,
     rename_table=rename_table,
     take_null=take_null,
     retype=retype,
