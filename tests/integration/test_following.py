@@ -589,6 +589,15 @@ def test_a_column_that_a_postgres_drops_and_makes_anew_stops_until_the_old_one_i
     running.flow.assert_equal()
 
 
+def test_rows_that_break_a_deferrable_key_for_a_while_go_in(running: Running) -> None:
+    """The table that is made for them has no such key, which the other kinds could not check at commit."""
+    made = "CREATE TABLE u (id INT PRIMARY KEY, n INT UNIQUE DEFERRABLE INITIALLY DEFERRED, m INT UNIQUE)"
+    assert running.apply(made, "INSERT INTO u VALUES (1, 5, 1)") is None
+    assert running.apply("BEGIN; INSERT INTO u VALUES (2, 5, 2); DELETE FROM u WHERE id = 1; COMMIT") is None
+    error = running.apply("ALTER TABLE u DROP CONSTRAINT u_m_key", "INSERT INTO u VALUES (3, 6, 2)")
+    assert isinstance(error, ConflictError) and "Duplicate entry '2'" in str(error)
+
+
 def test_a_large_transaction_of_a_postgres_adds_a_column_and_fills_it(running: Running) -> None:
     assert running.apply("INSERT INTO t SELECT n, n FROM generate_series(10, 9000) n") is None
     running.run("BEGIN; ALTER TABLE t ADD COLUMN e TEXT; UPDATE t SET e = repeat('x', 200) WHERE id > 99; COMMIT")
@@ -785,7 +794,7 @@ stays with its rows until rows of a new one come: that stops. Of a type that may
 source cut off stays. With `ignore` not even NULL is let in; with `stop` each of them stops at the statement.
 
 With `ddl = "follow"` a table is made as `tranlog tables create` makes it: columns, primary key and unique keys, no
-foreign keys, no other indexes.
+DEFERRABLE ones beside the primary key, no foreign keys, no other indexes.
 """
 
 

@@ -84,7 +84,7 @@ SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
   CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
   JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
  WHERE i.indrelid = $1::int8::oid AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid
-   AND k.place <= i.indnkeyatts
+   AND k.place <= i.indnkeyatts AND (i.indisprimary OR i.indimmediate)
  GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indexrelid"""
 _FOREIGN: Final = """
 SELECT (SELECT array_agg(a.attname::text ORDER BY k.place) FROM unnest(f.conkey) WITH ORDINALITY AS k (attnum, place)
@@ -444,7 +444,7 @@ class PostgresCatalog:
         self._declared.clear()
 
     def keys(self, oid: int) -> TableKeys:
-        """Return the keys of a table."""
+        """Return the keys of a table; none that is DEFERRABLE, since rows of a transaction may break it for a while."""
         rows = self._control.rows
         indexes = rows(_KEYS, (oid,))
         return TableKeys(
