@@ -620,3 +620,12 @@ def test_names_are_made_to_fit(bench: Bench, name: str) -> None:
         f'SELECT attname FROM (SELECT 1 AS "{fitted}") t, LATERAL (SELECT $1::text AS attname) u', (fitted,)
     )
     assert seen == fitted
+
+
+def test_columns_that_are_called_as_postgresql_s_own(bench: Bench) -> None:
+    """A box has xmin and xmax in more than one table of the world."""
+    names = ("id", "xmin", "ymin", "xmax", "ctid", "Xmin")
+    tab = table("boxes", *[column(name, INTEGER, "int(11)", nullable=name != "id") for name in names])
+    bench.target.rows.create_table(tab)
+    bench.apply([insert(tab, (1, 2, 3, 4, 5, 6))], [update(tab, (1, 2, 3, 4, 5, 6), (1, 7, 3, 4, 5, 6))])
+    assert bench.rows(tab) == content([(1, 7, 3, 4, 5, 6)])

@@ -60,6 +60,8 @@ from tranlog.types import (
 
 NAME_BYTES: Final = 63
 """PostgreSQL cuts longer names off, and then two of them may be one."""
+_SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "xmax", "cmin", "cmax", "ctid"})
+"""Each table has these already."""
 
 CATEGORY_OF: Final[dict[str, str]] = {
     "int2": "integer",
@@ -96,9 +98,12 @@ _Write: TypeAlias = Callable[[Any], str]
 
 
 def fit_name(name: str) -> str:
-    """Return a name of at most 63 bytes: a longer one is cut and ends in 8 digits of a hash of all of it."""
+    """Return a name that PostgreSQL takes: 63 bytes at most, and none of its own columns.
+
+    Another one is cut and ends in 8 digits of a hash of all of it.
+    """
     raw = name.encode()
-    if len(raw) <= NAME_BYTES:
+    if len(raw) <= NAME_BYTES and name not in _SYSTEM_COLUMNS:
         return name
     tail = "_" + hashlib.blake2b(raw, digest_size=4).hexdigest()
     return raw[: NAME_BYTES - len(tail)].decode(errors="ignore") + tail
