@@ -108,6 +108,7 @@ PURE = {
     "tranlog.target.sqlite_dialect",
     "tranlog.target.postgres_dialect",
     "tranlog.target.mariadb_dialect",
+    "tranlog.target.mariadb_statements",
     "tranlog.source.sqlite.buffer",
     "tranlog.source.sqlite.bulk",
     "tranlog.source.sqlite.hook",

@@ -541,3 +541,20 @@ def test_random_changes_end_as_in_a_model(
         bench.apply(*transactions)
         for each in tables:
             assert bench.rows(each) == content(model.content[each.name]), f"seed {seed}, table {each.name}"
+
+
+@databases
+def test_columns_whose_names_differ_in_case_are_one_where_the_kind_has_it_so(bench: Bench) -> None:
+    """MariaDB and SQLite have it so, and the table may have been made by somebody who spells them otherwise."""
+    own = table("t", column("ID", INTEGER, "int(11)", nullable=False), column("Name", TEXT, "text"))
+    bench.target.rows.create_table(own)
+    tab = table("t", ID, column("name", TEXT, "text"))
+    both = table("t", *tab.columns, column("NAME", TEXT, "text"))
+    if bench.target.kind == "postgres":
+        with pytest.raises(TargetTableError, match="column id is missing"):
+            bench.apply([insert(tab, (1, "a"))])
+        return
+    bench.apply([insert(tab, (1, "a"))], [update(tab, (1, "a"), (2, "b"))])
+    assert bench.rows(tab) == content([(2, "b")])
+    with pytest.raises(TargetTableError, match="columns name and NAME would be one column here"):
+        bench.apply([update(both, (2, "b", "b"), (2, "c", "d"))])

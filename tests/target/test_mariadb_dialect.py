@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlog.servers.mariadb_values import catalog_labels
-from tranlog.target.mariadb_dialect import bytes_literal, literal, skip_statement
+from tranlog.target.mariadb_dialect import bytes_literal, literal
+from tranlog.target.mariadb_statements import skip_statement
 
 
 def read(text: bytes) -> bytes:

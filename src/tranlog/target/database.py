@@ -329,10 +329,16 @@ class SqlRows:
         self, table: TableMap, target: TargetTable, seqno: Seqno | None
     ) -> Iterator[tuple[Column, str, TargetColumn]]:
         """Yield each column of a table, its quoted name here, and the target's. Raises TargetTableError."""
-        quote = self.dialect.quote
-        names = {quote(name): column for name, column in target.columns.items()}
+        one_column = self.dialect.one_column
+        names = {one_column(name): column for name, column in target.columns.items()}
+        taken: dict[str, str] = {}
         for index, source in enumerate(table.columns):
-            name = quote(source.name)
+            name = one_column(source.name)
+            if taken.setdefault(name, source.name) != source.name:
+                why = f"columns {taken[name]} and {source.name} would be one column here"
+                raise TargetTableError(
+                    table=table.name, why=why, seqno=seqno, remedy="Rename one of them, or drop it, by a filter"
+                )
             if name not in names:
                 raise TargetTableError(
                     table=table.name,
@@ -341,7 +347,7 @@ class SqlRows:
                     remedy=f"{self.dialect.add_column(table, index)} here, and start again; what it holds in rows that "
                     f"are here already comes by `tranlog load --replace --tables {table.name}`",
                 )
-            yield source, name, names[name]
+            yield source, self.dialect.quote(source.name), names[name]
 
     def keys(self, table: TableName) -> TargetKeys | None:
         return self.session.keys(TableMap(schema=table[0], table=table[1], columns=()))

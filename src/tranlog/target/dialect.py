@@ -61,6 +61,8 @@ class Dialect:
     """The quoted name that a source's table has here."""
     one_name: Callable[[TableMap], str]
     """What is equal for two of a source's tables whose names would be one name here."""
+    one_column: Callable[[str], str]
+    """The same for the names of two columns of a table."""
     create_table: Callable[[TableMap], tuple[str, ...]]
     """The statements that make the table, and its schema, where they are missing."""
     add_column: Callable[[TableMap, int], str]

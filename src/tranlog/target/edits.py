@@ -164,8 +164,8 @@ def behind(
     table map tells.
     """
     name = dialect.table_name(table)
-    found = {dialect.quote(one.name): one for one in here.columns.values()}
-    lacking = [at for at, one in enumerate(table.columns) if dialect.quote(one.name) not in found]
+    found = {dialect.one_column(one.name): one for one in here.columns.values()}
+    lacking = [at for at, one in enumerate(table.columns) if dialect.one_column(one.name) not in found]
     known: Mapping[str, str] = {}
     if lacking and (filled := added()) is not None:
         known = filled
@@ -173,7 +173,7 @@ def behind(
             return Behind()
     wished = []
     for at, one in enumerate(table.columns):
-        column = found.get(dialect.quote(one.name))
+        column = found.get(dialect.one_column(one.name))
         if column is None:
             continue
         wider = widened(dialect, table, at, column)

@@ -39,6 +39,7 @@ from tranlog.target.binding import (
     source_digits,
 )
 from tranlog.target.dialect import Dialect, table_parts
+from tranlog.target.mariadb_statements import skip_statement
 from tranlog.text_forms import TEXT_OF, bits_text, fraction_digits, round_f32, text_reader, with_digits
 from tranlog.types import (
     ENUM_ERROR,
@@ -346,34 +347,6 @@ def _modify(table: str, column: TargetColumn, made: str, *, null: bool) -> str:
     taken = "NULL" if null else "NOT NULL"
     check = f" CHECK ({column.check})" if column.check else ""
     return f"ALTER TABLE {table} MODIFY COLUMN {quote(column.name)} {made}{collation} {taken}{check}"
-
-
-_COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
-_TRIGGER: Final = re.compile(
-    r"(create|alter|drop)\s+(or\s+replace\s+)?(definer\s*=\s*\S+(\s*@\s*\S+)?\s+)?(trigger|event)\b", re.IGNORECASE
-)
-_ADMINISTRATION: Final = re.compile(
-    r"(grant|revoke|set(?!\s+statement)|analyze|optimize|repair|check|flush|reset|purge|cache|install|uninstall)\b|"
-    r"(create|alter|drop|rename)\s+(or\s+replace\s+)?(user|role)\b",
-    re.IGNORECASE,
-)
-
-
-def _behind_comments(statement: str) -> int:
-    start = 0
-    while (gap := _COMMENTS.match(statement, start)) is not None and gap.end() > start:
-        start = gap.end()
-    return start
-
-
-def skip_statement(statement: str) -> str:
-    """Say why a statement is not to be run here: it is about a trigger, an event, or the server it ran at."""
-    start = _behind_comments(statement)
-    if _TRIGGER.match(statement, start):
-        return "the rows that a trigger or an event writes at the source arrive as rows; here it would write them twice"
-    if _ADMINISTRATION.match(statement, start):
-        return "users, rights and upkeep are each server's own"
-    return ""
 
 
 # --- values in ------------------------------------------------------------------------------------------------------
@@ -890,6 +863,7 @@ MARIADB: Final = Dialect(
     quote=quote,
     table_name=table_name,
     one_name=table_name,
+    one_column=lambda name: quote(name).lower(),
     create_table=create_table,
     add_column=add_column,
     column_type=column_type,

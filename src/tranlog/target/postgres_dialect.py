@@ -637,6 +637,7 @@ POSTGRES: Final = Dialect(
     quote=quote,
     table_name=table_name,
     one_name=table_name,
+    one_column=quote,
     create_table=create_table,
     add_column=add_column,
     column_type=column_type,

@@ -376,6 +376,7 @@ SQLITE: Final = Dialect(
     quote=quote,
     table_name=lambda table: quote(plain_name(table)),
     one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),
+    one_column=lambda name: name.translate(_ASCII_SMALL),
     create_table=create_table,
     add_column=add_column,
     column_type=lambda table, index: _column_type(table.columns[index]),
