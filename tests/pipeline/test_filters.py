@@ -412,6 +412,18 @@ def test_statements_stop_go_on_or_are_left_out(one: Any) -> None:
         through(one, changes=(truncate,), ddl_ignored=True)
 
 
+@pytest.mark.parametrize("sql", ["DROP TABLE users", "DROP DATABASE shop", "CREATE OR REPLACE TABLE users (id INT)"])
+def test_what_takes_rows_away_is_not_passed_over_by_another_name(sql: str) -> None:
+    """A target that ignores DDL stops while the rows are there, and looks for them under the name that it is told."""
+    drop = msgspec.structs.replace(DDL, sql=sql)
+    with pytest.raises(FilterError, match="here is one"):
+        through(Rename(schema="shop", to="store"), changes=(drop,), ddl_ignored=True)
+    assert through(Rename(schema="other", to="store"), changes=(drop,), ddl_ignored=True) == [drop]
+    assert through(Exclude(tables=("shop.*",)), changes=(drop,), ddl_ignored=True) == []
+    made = msgspec.structs.replace(DDL, sql="CREATE TABLE more (id INT)")
+    assert through(Rename(schema="shop", to="store"), changes=(made,), ddl_ignored=True) == [made]
+
+
 # --- functions ---
 
 

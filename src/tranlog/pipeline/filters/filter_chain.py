@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 from tranlog.change import Change, Op, RowChange, Statement, TableMap, TableName
+from tranlog.ddl import touched
 from tranlog.errors import ConfigError, FilterError, TargetTableError
 from tranlog.ids import Seqno
 from tranlog.pipeline.filters.filters import (
@@ -33,6 +35,7 @@ from tranlog.pipeline.filters.filters import (
     renames_tables,
 )
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.sql_tokens import sql_tokens
 from tranlog.types import Value
 
 _REMEMBERED: Final = 4096
@@ -57,7 +60,8 @@ NOWHERE: Final = ChangePlace(None, None)
 class Chain:
     """A pipeline's filters, ready to run. Threads: one at a time.
 
-    `ddl_ignored`: the target passes over DDL by itself, so no filter objects to it.
+    `ddl_ignored`: the target passes over DDL by itself, so no filter objects to it, unless it takes rows away of a
+    table that has another name there.
 
     Raises ConfigError from the constructor: what `check_filters` says, and a function that cannot be imported.
     """
@@ -290,8 +294,18 @@ class _TableStep:
                 yield RowChange(table_after, op, before, after)
 
     def _goes_on(self, statement: Statement, place: ChangePlace) -> bool:
-        """Whether a statement goes on. Raises FilterError where a filter stops at it."""
-        if not (statement.ddl and self._ddl_ignored):
+        """Whether a statement goes on. Raises FilterError where a filter stops at it.
+
+        The target passes over DDL unless rows of its tables are there, which it looks for by the source's names.
+        """
+        ignored = statement.ddl and self._ddl_ignored
+        if ignored and isinstance(statement.sql, str):
+            names = _emptied(statement.sql, statement.schema)
+            after = [renamed((one for _, one in self._filters), name) for name in names]
+            if names and not any(after):
+                return False
+            ignored = all(new in (None, old) for old, new in zip(names, after, strict=True))
+        if not ignored:
             for name, one in self._filters:
                 match one.statements:
                     case OnStatement.STOP:
@@ -315,6 +329,13 @@ class _TableStep:
         self._names.clear()
         self._plans.clear()
         return True
+
+
+def _emptied(sql: str, schema: str) -> list[TableName]:
+    """Return the tables whose rows a statement takes away, `*` for all of a database. A new table has had none."""
+    first = [token.text.upper() for token in islice(sql_tokens(sql, ansi_quotes=True), 2)]
+    found = None if first[:1] == ["CREATE"] and first != ["CREATE", "OR"] else touched(sql, schema=schema)
+    return [] if found is None else [(database, table or "*") for database, table in found.emptied]
 
 
 class _TransactionStep:
