@@ -381,7 +381,7 @@ def test_a_column_that_is_null_in_every_row_is_added_by_the_next(following: Benc
     """Under the name that it has by then, after a restart in between; a look before that start finds nothing wrong."""
     following.apply([insert(ITEMS, (1, "a", 1))])
     of = of_another_kind(following)
-    for sql in ("ADD COLUMN Remark VARCHAR(20)", "RENAME COLUMN remark TO note", "RENAME TO sold"):
+    for sql in ("ADD COLUMN Remark VARCHAR(20)", "RENAME COLUMN remark TO note", "RENAME TO items", "RENAME TO sold"):
         following.apply([said(f"ALTER TABLE items {sql}")], metadata=of)
     sold = with_columns(replace_name(ITEMS, "sold"), *ITEMS.columns, NOTE)
     assert columns_of(following.target, sold) == ["id", "name", "n"]
@@ -792,6 +792,9 @@ What takes data away is decided by `ddl_loss`, `hold` in these tables. A dropped
 NULL where the kind can do that: SQLite cannot, and refuses the next row of a column that is NOT NULL. A dropped table
 stays with its rows until rows of a new one come: that stops. Of a type that may be narrower than the one here, what the
 source cut off stays. With `ignore` not even NULL is let in; with `stop` each of them stops at the statement.
+Nothing says so where a type is no narrower and the source changed values all the same: without strict mode negative
+numbers for UNSIGNED and NULL for NOT NULL, and spaces at the end of a VARCHAR that becomes a CHAR. `tranlog verify`
+names them.
 
 With `ddl = "follow"` a table is made as `tranlog tables create` makes it: columns, primary key and unique keys, no
 DEFERRABLE ones beside the primary key, no foreign keys, no other indexes.

@@ -64,8 +64,10 @@ class TablesHere:
             return Followed(note=_NO_NOTE)
         name = self.dialect.table_name(named(*edit.table))
         match edit:
+            case RenamedTable(to=to) if to == edit.table:
+                return Followed(note=note)
             case RenamedTable(to=to):
-                if to != edit.table and self.table(to) is not None:
+                if self.table(to) is not None:
                     raise UnfollowedError(f"there is a table {'.'.join(to)} here already")
                 return Followed(sql=self.dialect.rename_table(named(*edit.table), named(*to)), note=note)
             case RenamedColumn(column=column, to=to):
