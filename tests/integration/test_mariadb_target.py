@@ -394,6 +394,21 @@ def test_a_number_of_more_digits_after_the_point_than_in_all_has_a_column(bench:
     assert bench.rows(tab) == content([(1, Decimal("0.00099"))])
 
 
+def test_an_instant_that_only_later_servers_have_is_refused(bench: Bench) -> None:
+    """From MariaDB 11.5 on a TIMESTAMP ends in 2106; without strict mode an earlier one makes zeros of such a value."""
+    tab = table("t", ID, column("at", LogicalType.INSTANT, "timestamp"))
+    bench.target.rows.create_table(tab)
+    ends = (1 << 31) - 1
+    bench.apply([insert(tab, (1, Instant(ends * 1_000_000)))])
+    ((version,),) = bench.session.fetch("SELECT VERSION()")
+    later = insert(tab, (2, Instant((ends + 1) * 1_000_000)))
+    if tuple(map(int, version.split(".")[:2])) >= (11, 5):
+        bench.apply([later])
+        return
+    with pytest.raises(ConflictError, match=r"2038-01-19 03:14:08.* is beyond what a TIMESTAMP of this server has"):
+        bench.apply([later])
+
+
 def test_a_set_of_64_labels_is_updated_among_others(bench: Bench) -> None:
     """A column of numbers below and beyond 63 bits is a decimal to the server, and a SET made of one loses labels."""
     labels = tuple([f"m{number}" for number in range(64)])

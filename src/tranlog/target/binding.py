@@ -62,7 +62,8 @@ class TargetColumn:
     """A column as the target declares it: `type_name` as a cast takes it, `category` in the dialect's own words.
 
     `digits`: digits after the point that it keeps (of a number, or of a second); None: as many as come. `length`,
-    `collation` and `labels` where the kind's statements depend on them: characters or bytes, None for any number.
+    `collation` and `labels` where the kind's statements depend on them: characters or bytes, None for any number; of a
+    TIMESTAMP of MariaDB's its last second.
     """
 
     name: str

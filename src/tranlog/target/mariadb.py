@@ -221,6 +221,7 @@ class MariadbSession:
             "SELECT CONNECTION_ID(), @@max_allowed_packet, @@lower_case_table_names"
         )
         self.folds_names = case != 0
+        self._timestamps_end = (1 << 32 if tuple(map(int, version.split(".")[:2])) >= (11, 5) else 1 << 31) - 1
         self._packet_most = packet - _PACKET_MARGIN
         self._packet_allowed = packet
         self.identity = f"{connection_id} {uuid.uuid4().hex}"
@@ -399,7 +400,7 @@ class MariadbSession:
                 else scale
                 if kind in ("decimal", "float", "double")
                 else None,
-                length=length,
+                length=self._timestamps_end if kind == "timestamp" else length,
                 collation=collation or "",
                 check=checks.get(name, ""),
                 labels=catalog_labels(declared),

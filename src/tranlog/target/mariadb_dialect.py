@@ -526,6 +526,7 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
     check = _check(column)
     fixed = target.length if category == "binary" else None
     charset = _charset(target)
+    last = target.length * 1_000_000 + 999_999 if category == "timestamp" and target.length is not None else None
     fills_null = category == "timestamp" and not (target.nullable or compared)
 
     def write(value: Value) -> str:
@@ -548,6 +549,8 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
             text = to_text(value)
             if check is not None:
                 check(text)
+            if last is not None and isinstance(value, Instant) and value.micros > last:
+                raise UnfitError(f"{text} is beyond what a TIMESTAMP of this server has; make the column datetime")
             if fixed is not None and isinstance(value, bytes) and len(value) != fixed:
                 raise UnfitError(f"is {target.declared} here, which fills {len(value)} bytes up with zeros")
         except UnfitError as exc:
