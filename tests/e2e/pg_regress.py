@@ -65,6 +65,7 @@ _SERVER: Final[dict[str, OptionValue]] = {
     "fsync": False,
     "synchronous_commit": False,
     "full_page_writes": False,
+    "wal_writer_delay": "1ms",  # a message outside of transactions is sent only after it has written it
     "max_prepared_transactions": 4,
 }
 _IDENTITY: Final = """
@@ -359,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--points", type=int, default=6, help="drops of a file before which all is compared, at most")
     parser.add_argument("--results", type=Path, help="a line of JSON for each file; goes on after what is there")
     parser.add_argument("names", nargs="*", help="files by name, such as numeric")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     folder: Path = options.directory
     wanted = [folder / "sql" / f"{name.removesuffix('.sql')}.sql" for name in options.names]
     wanted = wanted or files(folder, count=options.files, seed=options.seed)
