@@ -532,6 +532,26 @@ def test_a_server_that_restarts_or_is_killed_is_followed_on(
     assert [one.rows[0].after for one in again.wait_for(1)] == [(9, None)]
 
 
+def test_what_the_server_cannot_decode_is_told_at_its_place(
+    server: PostgresServer, database: str, follow_postgres: Follow
+) -> None:
+    """The output function of its type fails, with a code of the server's own faults."""
+    run(
+        server,
+        database,
+        "CREATE TYPE broken; CREATE FUNCTION taken(cstring) RETURNS broken LANGUAGE internal STRICT AS 'byteain'",
+        "CREATE FUNCTION shown(broken) RETURNS cstring LANGUAGE internal STRICT AS 'array_out'",
+        "CREATE TYPE broken (INPUT = taken, OUTPUT = shown); CREATE TABLE t (a broken)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+    )
+    follower = follow_postgres(options_for(server, database, reconnect_s=1.0))
+    run(server, database, r"INSERT INTO t VALUES ('\x0100000000000000010000000100000001000000')")
+    with pytest.raises(SourceSetupError) as caught:
+        follower.wait_for(1)
+    said = r"cannot decode a transaction: 'cache lookup failed for type 1' \(XX000; .*associated LSN [0-9A-F/]+\)"
+    assert re.search(said, caught.value.why)
+
+
 def test_a_server_that_ends_every_connection_is_given_up(
     server: PostgresServer, database: str, follow_postgres: Follow
 ) -> None:

@@ -211,6 +211,16 @@ def translated(error: BaseException, options: PostgresSourceOptions, *, waits: b
     return SourceUnavailableError(where=options.where, why=text)
 
 
+def undecodable(error: psycopg.Error, options: PostgresSourceOptions) -> SourceSetupError:
+    """Return the error for a transaction at which the server's own decoding fails."""
+    place = "; ".join([one for one in (error.sqlstate, error.diag.context) if one])
+    return SourceSetupError(
+        why=f"{options.where} cannot decode a transaction: {_message(error)!r} ({place})",
+        remedy="Where the server can be made to decode it, start capture again. Else drop the slot "
+        f"{options.slot_name}, take a new copy of the target and start a new log (`tranlog reset --forget-position`)",
+    )
+
+
 def _message(error: BaseException) -> str:
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     if primary and isinstance(error, psycopg.Error):

@@ -23,7 +23,7 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from tranlog.errors import SourceError, SourceUnavailableError
-from tranlog.source.postgres.connection import PostgresSourceOptions, connect, translated
+from tranlog.source.postgres.connection import PostgresSourceOptions, connect, translated, undecodable
 from tranlog.source.postgres.copied import take_data
 from tranlog.source.postgres.messages import MessageFormatError, feedback, parse_keepalive
 from tranlog.source.postgres.position import ServerHistory, parse_history, parse_lsn
@@ -37,6 +37,8 @@ _GATHER_S: Final = 0.002
 """So long the server may go on sending when less than that came at once: it sends message by message, and a call for
 each of them costs more than all that becomes of it."""
 _KEEPALIVE: Final = ord("k")
+_UNDECODABLE: Final = ("22", "54", "XX")
+"""Classes of errors that a transaction meets again each time: its data, its size, the server's own faults."""
 
 
 class _SlotReader(threading.Thread):
@@ -291,6 +293,8 @@ class SlotStream:
 
     def _meaning(self, error: Exception) -> SourceError:
         if isinstance(error, psycopg.Error):
+            if (error.sqlstate or "")[:2] in _UNDECODABLE:
+                return undecodable(error, self._options)
             return translated(error, self._options)
         return SourceUnavailableError(where=self._options.where, why=str(error) or type(error).__name__)
 
