@@ -164,6 +164,30 @@ def test_from_a_postgres_a_change_without_the_row_as_it_was_is_a_gap_of_its_tabl
     assert gap(late).tables == (("public", "late"),)
 
 
+def test_from_a_postgres_a_row_that_enters_a_filter_without_its_value_is_a_gap_of_its_table(
+    postgres_source: PostgresServer, postgres_source_database: str, follow_postgres: Callable[..., PostgresFollower]
+) -> None:
+    """The server makes the UPDATE an INSERT, and has not the long value that did not change."""
+    server, database = postgres_source, postgres_source_database
+    postgres_run(
+        server,
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, big text); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "CREATE PUBLICATION mine FOR TABLE t WHERE (id > 10)",
+    )
+    follower = follow_postgres(postgres_options(server, database, identity="key", publication="mine"))
+    postgres_run(
+        server,
+        database,
+        "INSERT INTO t VALUES (1, 'short'), (2, repeat('x', 9000))",
+        "UPDATE t SET id = 11 WHERE id = 1",
+        "UPDATE t SET id = 12 WHERE id = 2",
+    )
+    first, second = read_gaps(follower, 2)
+    assert [row.after for row in first.rows] == [(11, "short")]
+    assert gap(second).tables == (("public", "t"),)
+
+
 def read_gaps(follower: PostgresFollower, count: int) -> list[Transaction]:
     """Return so many transactions as they come, gaps without a row among them."""
     before, deadline = len(follower.transactions), time.monotonic() + 60

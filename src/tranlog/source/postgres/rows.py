@@ -153,6 +153,8 @@ def _encode_fields(layout: PostgresTableLayout, raw: bytes, start: i64) -> tuple
     after, at = _fields(layout, raw, at + 1)
     _end(raw, at)
     if kind == _INSERT:
+        if _UNCHANGED in after:  # an UPDATE by which the row came under the publication's row filter
+            raise NoBeforeImageError(layout.table)
         return _INSERT_OP, b"".join(after)
     if before is None:
         before = _of_key(layout, after)
