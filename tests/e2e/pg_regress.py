@@ -38,6 +38,7 @@ from direct_target import DirectTarget
 from replica_diff import Result, add_up, read_results, refusals
 from tranlog.change import Fragment, Op, RowChange, TableMap, TableName
 from tranlog.errors import SourceError, TranlogError
+from tranlog.ids import NO_SEQNO
 from tranlog.payload import decode
 from tranlog.pipeline.upkeep.verify import verify_tables
 from tranlog.source.postgres import PostgresSource, PostgresSourceOptions, PostgresTables
@@ -196,6 +197,15 @@ class Trial:
                 pass
         source.execute(f"DROP DATABASE {PREPARED}")
         source.execute(f"ALTER DATABASE {WORK} RENAME TO {PREPARED}")
+        self._first: tuple[dict[TableName, TableMap], dict[TableName, int]] = {}, {}
+        self._applied = NO_SEQNO
+        target.execute(f"CREATE DATABASE {PREPARED}")
+        self._begin()
+        self._first, self._applied = (self._tables, self._oids), self._applier.applied
+        self._applier.close()
+        target.execute(f"DROP DATABASE {PREPARED}")
+        target.execute(f"ALTER DATABASE {WORK} RENAME TO {PREPARED}")
+        self._end()
 
     def run(self, file: Path) -> Result:
         """Run one file at the source a statement at a time, follow it, and compare."""
@@ -218,14 +228,14 @@ class Trial:
 
     def _begin(self) -> None:
         """Give source and target a new database, and have the target hold what the source does."""
-        self._source.execute(f"CREATE DATABASE {WORK} TEMPLATE {PREPARED}")
-        self._target.execute(f"CREATE DATABASE {WORK}")
+        for server in (self._source, self._target):
+            server.execute(f"CREATE DATABASE {WORK} TEMPLATE {PREPARED}")
         self._control = self._source.connect(WORK, application_name="control")
         self._follower = PostgresSource(self._options)
         self._follower.start(None)
-        self._applier = DirectTarget(TargetOptions(kind="postgres", dsn=self._target.dsn(WORK), ddl="follow"))
-        self._tables: dict[TableName, TableMap] = {}
-        self._oids: dict[TableName, int] = {}
+        options = TargetOptions(kind="postgres", dsn=self._target.dsn(WORK), ddl="follow")
+        self._applier = DirectTarget(options, applied=self._applied)
+        self._tables, self._oids = self._first
         self._touched: set[TableName] = set()
         self._layout = ("", "")
         self._written = ""
@@ -338,10 +348,15 @@ class Trial:
             self._applier.write(rows, "load", 0, ())
 
     def _compare(self, result: Result, *, every: bool = False) -> None:
-        """Compare the tables that were written to since the file began; `every`: all of them."""
+        """Compare the tables that were written to since the file began; `every`: and all that were not there then."""
         result.points += 1
         with closing(PostgresTables(self._options)) as reader:
-            tables = [one for one in reader.tables() if every or (one.schema, one.table) in self._touched]
+            tables = [
+                one
+                for one in reader.tables()
+                if (one.schema, one.table) in self._touched
+                or (every and self._first[0].get((one.schema, one.table)) != one)
+            ]
             verdicts = verify_tables(reader, self._applier.rows, tables=tables, differences=3, report=lambda *_: None)
             for one in verdicts:
                 result.rows += one.source_rows
