@@ -23,6 +23,8 @@ from tranlog.source.postgres.values import PostgresType
 logger = logging.getLogger(__name__)
 
 OLDEST_VERSION: Final = 140000
+TELLS_SCHEMAS: Final = 160000
+"""From this version on a table is defined anew when its schema was renamed."""
 _SYSTEM_SCHEMAS: Final = "n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
 TRIGGER: Final = "tranlog_ddl"
 """The name of the event trigger that records DDL, and of its function's schema."""
@@ -466,6 +468,14 @@ class PostgresCatalog:
         """Return all foreign keys as (referring table, referred table), and partitions with their tables."""
         found = [*self._control.rows(_EDGES), *self._control.rows(_PARTITIONS)]
         return [((schema, table), (other_schema, other)) for schema, table, other_schema, other in found]
+
+    def schemas(self, oids: Iterable[int]) -> dict[int, str]:
+        """Return in which schema each of these tables is now."""
+        sql = (
+            "SELECT c.oid::int8, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE c.oid = ANY ($1::oid[])"
+        )
+        return dict(self._control.rows(sql, (list(oids),)))
 
     def without_full(self, oid: int) -> list[TableName]:
         """Return what of a table and its partitions does not have the replica identity FULL now."""

@@ -9,6 +9,7 @@ Source: PostgreSQL's manual, "pg_logical_emit_message".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -43,6 +44,7 @@ _MESSAGE_KEPT_BYTES: Final = 64 << 10
 _OURS: Final = "tranlog:"
 _DDL: Final = "tranlog:ddl"
 _BEAT: Final = "tranlog:heartbeat"
+_RENAMES: Final = re.compile(r"\bSCHEMA\b.*\bRENAME\b", re.IGNORECASE | re.DOTALL)
 _DBMS: Final = ("dbms_type", "postgres")
 _ROWS: Final = frozenset(b"IUD")
 _ANNOUNCING: Final = frozenset(b"RY")
@@ -132,6 +134,8 @@ class PostgresFragmentMaker:
                         noop = HEARTBEAT
                     case LogicalMessage(prefix=prefix, content=content) if prefix == _DDL:
                         sql = content.decode(errors="replace")
+                        if _RENAMES.search(sql):
+                            self._relations.look_at_schemas(group.end_lsn)
                         statement = Statement(schema="", sql=sql, ddl=True, timestamp=tstamp)
                     case LogicalMessage() as message:
                         noop = noop or "message"

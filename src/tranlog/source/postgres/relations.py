@@ -17,7 +17,7 @@ import msgspec
 
 from tranlog.change import Column, ForeignKey, TableMap
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
-from tranlog.source.postgres.catalog import PostgresCatalog, TableKeys
+from tranlog.source.postgres.catalog import TELLS_SCHEMAS, PostgresCatalog, TableKeys
 from tranlog.source.postgres.connection import PostgresSourceOptions
 from tranlog.source.postgres.messages import RelationMessage, TypeMessage
 from tranlog.source.postgres.rows import PostgresTableLayout
@@ -42,6 +42,7 @@ class Relations:
         self._keys_known = False
         self._keyless: set[str] = set()
         self._numbers: dict[int, int] | None = None  # of the last column that is no new one, by table
+        self._renamed_at: int | None = None
 
     def forget(self) -> None:
         """Forget all: a new stream tells everything again. What is added from the first one on is a new column."""
@@ -51,6 +52,7 @@ class Relations:
         self._names.clear()
         self._layouts = {}
         self._keys_known = False
+        self._renamed_at = None
         self._catalog.forget()
 
     @property
@@ -61,6 +63,25 @@ class Relations:
     def restore(self, known: dict[int, PostgresTableLayout]) -> None:
         """Go back to what `layouts` was."""
         self._layouts = known
+
+    def look_at_schemas(self, lsn: int) -> None:
+        """Look whether tables are in a schema of another name than they were defined with.
+
+        A server before 16 goes on with the old name in this stream. From `lsn` on a new one says the new name.
+        """
+        if self._renamed_at is not None or self._catalog.version >= TELLS_SCHEMAS:
+            return
+        found = self._catalog.schemas(self._layouts)
+        defined = {oid: layout.table.schema for oid, layout in self._layouts.items()}
+        renamed = {(defined[oid], now) for oid, now in found.items() if now != defined[oid]}
+        if renamed:
+            self._renamed_at = lsn
+            said = ", ".join([f"{before} to {now}" for before, now in sorted(renamed)])
+            logger.warning("Tables have another schema now: the source is connected to anew. schemas=%s", said)
+
+    def renamed(self, lsn: int) -> bool:
+        """Whether a new stream is wanted at `lsn`, since this one goes on with old names."""
+        return self._renamed_at is not None and lsn >= self._renamed_at
 
     def note_type(self, message: TypeMessage) -> None:
         """Take the name of a type, which the catalogue may not have any more."""

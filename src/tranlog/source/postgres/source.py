@@ -86,7 +86,7 @@ class PostgresSource:
         self._position: WalPosition | None = None
         self._told: WalPosition | None = None  # the last position that became a fragment's event id
         self._proven = False  # whether the server is known to have the transaction at the position
-        self._watch = _SlotWatch(options, self._catalog, self._clock)
+        self._watch = _SlotWatch(options, self._catalog, self._relations, self._clock)
         self._retry = Reconnecting(self._clock, reconnect_s=self.options.reconnect_s)
         self._released: str | None = None
 
@@ -275,9 +275,13 @@ class PostgresSource:
         deadline = self._clock.monotonic() + timeout_s
         handed = 0
         try:
+            renamed = self._relations.renamed
+            if renamed(self._position.lsn):  # what was handed out before is released
+                self._disconnect()
+                self._relations.forget()
             if self._told is None:
                 yield self._position_fragment()
-            while handed < self.options.read_bytes and not self._stopping:
+            while handed < self.options.read_bytes and not (self._stopping or renamed(self._position.lsn)):
                 group = self._next_group(0.0 if handed else deadline - self._clock.monotonic())
                 if group is None:
                     break
@@ -304,14 +308,11 @@ class PostgresSource:
                 if self._pending is group:
                     self._done(group)
             # A read that yields nothing says that nothing is left: one that went far without a change must yield.
-            if handed >= self.options.read_bytes and self._told != self._position:
+            if self._told != self._position and (handed >= self.options.read_bytes or renamed(self._position.lsn)):
                 yield self._position_fragment()
-            if not handed and self._stream is not None:
-                self._watch.look(self._stream.wal_end, self._position.lsn)
-        except SourceUnavailableError:
-            raise
+            self._watch.look(self._stream, self._position.lsn, idle=not handed)
         except SourceError as exc:
-            self._failure = exc
+            self._failure = None if isinstance(exc, SourceUnavailableError) else exc
             raise
         except (DiskFullError, DiskFailedError):
             # Messages of a waiting transaction are lost: the next read fetches it anew.
@@ -458,11 +459,14 @@ class PostgresSource:
 
 
 class _SlotWatch:
-    """Moves the slot of a quiet database on, and warns where it keeps much."""
+    """Moves the slot of a quiet database on, warns where it keeps much, and looks for schemas that were renamed."""
 
-    def __init__(self, options: PostgresSourceOptions, catalog: PostgresCatalog, clock: Clock) -> None:
+    def __init__(
+        self, options: PostgresSourceOptions, catalog: PostgresCatalog, relations: Relations, clock: Clock
+    ) -> None:
         self._options = options
         self._catalog = catalog
+        self._relations = relations
         self._clock = clock
         self._looked_at = 0.0
         self._warn_at = options.retained_warn_bytes
@@ -471,14 +475,15 @@ class _SlotWatch:
         """Begin to count anew."""
         self._looked_at = self._clock.monotonic()
 
-    def look(self, wal_end: int, lsn: int) -> None:
-        """Look, if it is time: `wal_end` is how far the server has sent, `lsn` where the log stands."""
+    def look(self, stream: SlotStream | None, lsn: int, *, idle: bool) -> None:
+        """Look, if it is time; `lsn` is where the log stands, `idle`: nothing has come."""
         now = self._clock.monotonic()
-        if now - self._looked_at < self._options.heartbeat_s:
+        if stream is None or now - self._looked_at < self._options.heartbeat_s:
             return
         self._looked_at = now
         try:
-            if wal_end - lsn >= self._options.heartbeat_bytes:
+            self._relations.look_at_schemas(lsn if idle else self._catalog.insert_lsn())
+            if idle and stream.wal_end - lsn >= self._options.heartbeat_bytes:
                 self._catalog.heartbeat()
             kept = self._catalog.retained_bytes()
         except SourceUnavailableError:  # the stream finds that too, and mends it
