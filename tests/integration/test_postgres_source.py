@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -577,7 +577,7 @@ def test_what_the_server_cannot_decode_is_told_at_its_place(
 def test_a_server_that_ends_every_connection_is_given_up(
     server: PostgresServer, database: str, follow_postgres: Follow
 ) -> None:
-    """It is there each time, and the same error comes each time: what it cannot decode, for one."""
+    """It is there each time, and the same error comes each time."""
     run(server, database, FULL)
     options = options_for(server, database, reconnect_s=2.0)
     follower = follow_postgres(options)
@@ -994,6 +994,23 @@ def test_the_table_reader_sees_what_capture_carries(
     replica = Replica()
     replica.apply(one)
     replica.assert_equals(tables)
+
+
+def test_the_table_reader_asks_for_the_publication_once(
+    server: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view takes the server as long for one table as for all, and longer for each column."""
+    asked: list[str] = []
+    rows = connection.PostgresControl.rows
+
+    def listening(control: connection.PostgresControl, sql: str, parameters: Sequence[object] = ()) -> object:
+        asked.append(sql)
+        return rows(control, sql, parameters)
+
+    monkeypatch.setattr(connection.PostgresControl, "rows", listening)
+    run(server, database, "CREATE TABLE t (id int); CREATE TABLE u (id int)", "CREATE PUBLICATION p FOR ALL TABLES")
+    assert len(selected(options_for(server, database, publication="p"))) == 2
+    assert len([sql for sql in asked if "pg_publication_tables" in sql]) == 1
 
 
 def test_what_was_made_is_listed_and_taken_away(

@@ -110,16 +110,15 @@ SELECT n.nspname, c.relname, rn.nspname, rc.relname
 _COLUMNS: Final = """
 SELECT a.attname, a.atttypid::int8, a.atttypmod FROM pg_attribute a
  WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
-   AND (SELECT p.attnames IS NULL OR a.attname = ANY (p.attnames) FROM pg_publication_tables p
-         WHERE p.pubname = $2 AND p.schemaname = $3 AND p.tablename = $4)
+   AND ($2::text[] IS NULL OR a.attname = ANY ($2::text[]))
  ORDER BY a.attnum"""
 _PUBLISHED: Final = """
-SELECT c.oid::int8, p.schemaname, p.tablename, c.relkind = 'p', {rowfilter} FROM pg_publication_tables p
+SELECT c.oid::int8, p.schemaname, p.tablename, c.relkind = 'p', {chosen} FROM pg_publication_tables p
   JOIN pg_namespace n ON n.nspname = p.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
  WHERE p.pubname = $1 ORDER BY p.schemaname, p.tablename"""
 _ORDINARY: Final = f"""
-SELECT c.oid::int8, n.nspname, c.relname, c.relkind = 'p', NULL FROM pg_class c
+SELECT c.oid::int8, n.nspname, c.relname, c.relkind = 'p', NULL, NULL FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND {_SYSTEM_SCHEMAS} ORDER BY 2, 3"""
 _CLOSED: Final = """
@@ -227,13 +226,17 @@ class TableKeys:
 
 
 class PublishedTable(NamedTuple):
-    """A published table; `is_root`: of partitions. `row_filter`: the condition of the rows that are published."""
+    """A published table; `is_root`: of partitions. `row_filter`: the condition of the rows that are published.
+
+    `columns`: those that are published; None: all.
+    """
 
     oid: int
     schema: str
     table: str
     is_root: bool
     row_filter: str | None
+    columns: list[str] | None
 
 
 class PostgresCatalog:
@@ -520,7 +523,7 @@ class PostgresCatalog:
 
     def published(self) -> list[PublishedTable]:
         """Return the published tables."""
-        sql = _PUBLISHED.format(rowfilter="NULL" if self.version < 150000 else "p.rowfilter")
+        sql = _PUBLISHED.format(chosen="NULL, NULL" if self.version < 150000 else "p.rowfilter, p.attnames::text[]")
         return [PublishedTable(*found) for found in self._control.rows(sql, (self._name,))]
 
     def ordinary(self) -> list[PublishedTable]:
@@ -570,16 +573,9 @@ class PostgresCatalog:
         """Return where the next record of the WAL will begin."""
         return parse_lsn(self._control.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
-    def columns(self, oid: int, schema: str, table: str) -> list[tuple[str, int, int]]:
-        """Return a table's published columns: name, the type's OID, the type modifier.
-
-        All but generated ones where no publication chooses, or `check_server` was not asked for one.
-        """
-        sql = _COLUMNS
-        if self.version < 150000:
-            sql = sql[: sql.index("   AND (SELECT p.attnames")] + " ORDER BY a.attnum"
-            return [(name, kind, typmod) for name, kind, typmod in self._control.rows(sql, (oid,))]
-        found = self._control.rows(sql, (oid, self._name, schema, table))
+    def columns(self, oid: int, only: Sequence[str] | None) -> list[tuple[str, int, int]]:
+        """Return a table's columns but generated ones, all or some: name, the type's OID, the type modifier."""
+        found = self._control.rows(_COLUMNS, (oid, None if only is None else list(only)))
         return [(name, kind, typmod) for name, kind, typmod in found]
 
     @property

@@ -56,7 +56,7 @@ class PostgresTables:
 
     def _table(self, found: PublishedTable) -> TableMap:
         oid, schema, table = found.oid, found.schema, found.table
-        listed = self.catalog.columns(oid, schema, table)
+        listed = self.catalog.columns(oid, found.columns)
         types = self.catalog.types((kind, typmod) for _, kind, typmod in listed)
         keys = self.catalog.keys(oid)
         columns = []
