@@ -107,6 +107,7 @@ PURE = {
     "tranlog.text_forms",
     "tranlog.target.sqlite_dialect",
     "tranlog.target.postgres_dialect",
+    "tranlog.target.copy_lines",
     "tranlog.target.mariadb_dialect",
     "tranlog.target.mariadb_statements",
     "tranlog.source.sqlite.buffer",
