@@ -90,10 +90,12 @@ SELECT concat_ws(' ',
     (SELECT md5(string_agg(indexrelid::text, ';' ORDER BY indexrelid)) FROM pg_index WHERE indisunique),
     (SELECT md5(string_agg(oid::text, ';' ORDER BY oid)) FROM pg_constraint WHERE contype = 'f')),
     (SELECT count(*) || coalesce(md5(string_agg(enumlabel, ';' ORDER BY oid)), '') FROM pg_enum)
+    || (SELECT count(*) FROM pg_attribute u JOIN pg_type t ON t.oid = u.atttypid AND t.typtype = 'c'
+        JOIN pg_attribute i ON i.attrelid = t.typrelid WHERE u.attrelid >= 16384 AND NOT i.attisdropped)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind IN ('r', 'p') AND c.oid >= 16384 AND a.attnum > 0
 """
-"""The first changes with each table, column and key, the second with each label."""
+"""The first changes with each table, column and key, the second with each label, and attribute of a column's type."""
 _OIDS: Final = (
     "SELECT nspname, relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
     "WHERE relkind IN ('r', 'p')"

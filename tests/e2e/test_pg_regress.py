@@ -42,6 +42,11 @@ INSERT INTO once VALUES (1);
 CREATE TABLE late (a int UNIQUE DEFERRABLE);
 INSERT INTO late VALUES (1), (2);
 UPDATE late SET a = a + 1;
+CREATE TYPE pair AS (a int);
+CREATE TABLE held (p pair);
+INSERT INTO held VALUES (ROW(1));
+ALTER TYPE pair ADD ATTRIBUTE b text;
+UPDATE held SET p = ROW(2, 'two');
 """
 
 
