@@ -1,11 +1,15 @@
-"""Core: what a reader of the latest waits for. What else a node decides, the simulator plays."""
+"""Core: what waits for one round, and for credit. What else a node decides, the simulator plays."""
 
 from __future__ import annotations
 
 import pytest
 
+from tranlog.ids import Gtid, Seqno
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.core import Core
+from tranlog.replication.rules.effects import Put, Send
+from tranlog.replication.rules.feed import CREDIT
+from tranlog.replication.rules.packets import Ack, Records
 from tranlog.replication.rules.reading import Latest, may_read
 from tranlog.testing.cluster import Cluster
 from tranlog.testing.scenario import Story
@@ -51,3 +55,26 @@ def test_many_readers_share_a_round() -> None:
     assert 1 <= beats <= 1 + 500 // core.config.heartbeat_ms + 1
     asked = Latest(core.mind.pulse.beat, core.mind.committed)
     assert not may_read(asked, core.position(), 0), "nobody confirms it"
+
+
+def test_credit_comes_back_while_a_sync_takes_its_time() -> None:
+    """docs/protocol.md, "The order of things": with what is appended, a quarter at a time."""
+    cluster, _ = elected("a b c")
+    core = cluster.nodes[NodeId("b")].core
+    assert core is not None and core.intake.streaming
+    durable = after = core.log.last
+    core.ready()
+    packet = Records(
+        number=core.intake.number,
+        after=after,
+        last=Gtid(after.epoch, Seqno(after.seqno + 1)),
+        committed=after,
+        epoch=after.epoch,
+        part=0,
+        raw=bytes(CREDIT // 4),
+    )
+    core.step(A, packet, core.mind.now)
+    put, sent = core.ready()
+    assert isinstance(put, Put), "it is appended before it is told"
+    assert isinstance(sent, Send) and isinstance(sent.packet, Ack)
+    assert (sent.to, sent.packet.durable, sent.packet.credit) == (A, durable, CREDIT // 4)

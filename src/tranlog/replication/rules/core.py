@@ -364,6 +364,8 @@ class Core(Answering):
             whole = records.last > records.after
             self._out.append(Put(records.raw, records.part, whole))
             intake.part = 0 if whole else intake.part + 1
+            if intake.received >= CREDIT // 4:
+                self._ack()  # the source goes on while a sync takes its time
         elif (records.after, records.part) > (self.log.last, intake.part):
             self._search(sender)  # something was lost on the way
 
