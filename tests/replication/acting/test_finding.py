@@ -122,7 +122,8 @@ def test_not_there_stays_true_though_the_commit_is_still_on_its_way(tmp_path: Pa
             async with group.async_client() as client:
                 first = await client.commit(words("first"), w=1, event_id="first")
                 assert isinstance(first, Satisfied)
-                await client.close()
+                assert client._connection is not None
+                await client._connection.close()
                 addresses, client._addresses = client._addresses, [await road.listen()]
                 await client.ask(first.gtid, w=1)  # connects
                 road.hold()
