@@ -407,6 +407,24 @@ def test_a_check_beside_a_writer_finds_no_damage(tmp_path: Path) -> None:
         writer.communicate()
 
 
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_reader_elsewhere_follows_a_log_over_its_segments(tmp_path: Path, purged: bool) -> None:
+    """What the writer says of the next segment does not make damage of where the last one ends."""
+    path = str(tmp_path / "log")
+    with Log.open(path, source_id="db1", options=LogOptions(segment_bytes=4096)) as log:
+        log.transact([make_fragment("e0", bytes(900))])
+        with LogReader.open(path, disk=Elsewhere()) as reader:
+            for number in range(1, 40):
+                last = log.transact([make_fragment(f"e{number}", bytes(900))]).seqno
+                if number % 9 == 0:
+                    if purged:
+                        log.purge(below=last)
+                    found = reader.range()
+                    assert found.scanned and found.last_seqno == last
+                    assert found.first_seqno == log.first_seqno
+        assert log.segments()[-1].number > 9
+
+
 class Elsewhere(OsDisk):
     """The files as another machine sees them."""
 

@@ -20,7 +20,7 @@ from typing import Self
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
-from tranlog.disk import OS_DISK, Disk
+from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, PurgedError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
 from tranlog.log.files.commit_point import is_member, read_commit_point
@@ -224,26 +224,34 @@ class LogReader(Closing):
 
     def _scan(self) -> None:
         """Find the end by reading: at first the newest segments, later what has come after."""
-        if self._surveyed is None:
-            self._begin_scan()
-            return
+        if self._surveyed is not None:
+            try:
+                return self._scan_after(self._surveyed)
+            except (PurgedError, SegmentGoneError):  # where it stood is purged
+                self._drop_tail()
+                self._surveyed = None
+        self._begin_scan()
+
+    def _scan_after(self, surveyed: SegmentScan) -> None:
         published = read_published(self.path, self._disk)  # before anything that it tells of
         if self._tail is None:
-            number = self._surveyed.number
-            following = self._segments.files.path(number + 1)
-            if not self._grown(self._surveyed) and not self._disk.exists(following):
+            number = surveyed.number
+            segment = self._segments.open(number, self._range.last_seqno)
+            if not (_grown(segment, surveyed) or self._disk.exists(self._segments.files.path(number + 1))):
                 return
-            self._open_tail(number, self._surveyed.header_seqno, self._before, self._surveyed.behind)
+            self._open_tail(number, surveyed.header_seqno, self._before, surveyed.behind)
         else:
             self._tail.advance()
         while self._tail is not None and self._tail_reader is not None:
             found = self._tail.result()
             marks = self._segments.marks if found.mark is None else (*self._segments.marks, found.mark)
-            problem = end_problem(found, newest=True, published=published.beside(marks), epoch=found.epoch)
+            newest = found.next_name is None or not self._disk.exists(self._segments.files.path(found.number + 1))
+            problem = end_problem(found, newest=newest, published=published.beside(marks), epoch=found.epoch)
             if problem is not None:
-                raise problem.error()
+                path = self._segments.files.path(found.number)
+                raise problem.error() if self._disk.exists(path) else SegmentGoneError(path=path)
             self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)
-            if found.next_name is None or not self._disk.exists(self._segments.files.path(found.number + 1)):
+            if newest:
                 return
             self._segments.refresh()
             if not self._segments.knows(found.number + 1):
@@ -292,13 +300,6 @@ class LogReader(Closing):
         self._tail.advance()
         if behind is not None:
             self._tail.prove(behind.end)
-
-    def _grown(self, found: SegmentScan) -> bool:
-        """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
-        with closing(self._segments.open(found.number, self._range.last_seqno)) as file:
-            if found.bad is None:
-                return any(file.pread(RECORD_START.size, found.end))
-            return torn_size(file, file.size()) != found.size
 
     def _drop_tail(self) -> None:
         if self._tail_reader is not None:
@@ -469,6 +470,14 @@ class LogReader(Closing):
             if look_again:
                 with self._lock:
                     self._positions.look_again()
+
+
+def _grown(segment: DiskFile, found: SegmentScan) -> bool:
+    """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
+    with closing(segment) as file:
+        if found.bad is None:
+            return any(file.pread(RECORD_START.size, found.end))
+        return torn_size(file, file.size()) != found.size
 
 
 class _ScannedView:
