@@ -98,13 +98,12 @@ _Write: TypeAlias = Callable[[Any], str]
 
 
 def fit_name(name: str) -> str:
-    """Return a name that PostgreSQL takes: 63 bytes at most, and none of its own columns.
+    """Return a name of at most 63 bytes: a longer one is cut and ends in 8 digits of a hash of all of it."""
+    return name if len(name.encode()) <= NAME_BYTES else _cut(name)
 
-    Another one is cut and ends in 8 digits of a hash of all of it.
-    """
+
+def _cut(name: str) -> str:
     raw = name.encode()
-    if len(raw) <= NAME_BYTES and name not in _SYSTEM_COLUMNS:
-        return name
     tail = "_" + hashlib.blake2b(raw, digest_size=4).hexdigest()
     return raw[: NAME_BYTES - len(tail)].decode(errors="ignore") + tail
 
@@ -112,6 +111,11 @@ def fit_name(name: str) -> str:
 def quote(name: str) -> str:
     """Quote a name, made to fit."""
     return '"' + fit_name(name).replace('"', '""') + '"'
+
+
+def quote_column(name: str) -> str:
+    """Return a column's quoted name; one of PostgreSQL's own columns ends in a hash, too."""
+    return quote(_cut(name) if name in _SYSTEM_COLUMNS else name)
 
 
 def table_name(table: TableMap) -> str:
@@ -191,7 +195,7 @@ def _declared_digits(source_type: str) -> str:
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statements that make a schema and a table, without its foreign keys."""
 
-    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, _definer(table))})"
+    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote_column, _definer(table))})"
     return (f"CREATE SCHEMA IF NOT EXISTS {quote(table.schema)}", made) if table.schema else (made,)
 
 
@@ -209,12 +213,12 @@ def column_type(table: TableMap, index: int) -> str:
 def add_column(table: TableMap, index: int) -> str:
     """Return the statement that adds a column."""
     column = table.columns[index]
-    return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote(column.name)} {_definer(table)(index, column)}"
+    return f"ALTER TABLE {table_name(table)} ADD COLUMN {quote_column(column.name)} {_definer(table)(index, column)}"
 
 
 def retype(table: str, column: TargetColumn, made: str) -> str:
     """Return the statement that gives a column another type."""
-    return f"ALTER TABLE {table} ALTER COLUMN {quote(column.name)} TYPE {made}"
+    return f"ALTER TABLE {table} ALTER COLUMN {quote_column(column.name)} TYPE {made}"
 
 
 def rename_table(table: TableMap, to: TableMap) -> str:
@@ -228,7 +232,7 @@ def rename_table(table: TableMap, to: TableMap) -> str:
 
 def take_null(table: str, column: TargetColumn) -> str:
     """Return the statement that makes a column take NULL."""
-    return f"ALTER TABLE {table} ALTER COLUMN {quote(column.name)} DROP NOT NULL"
+    return f"ALTER TABLE {table} ALTER COLUMN {quote_column(column.name)} DROP NOT NULL"
 
 
 # --- values in ------------------------------------------------------------------------------------------------------
@@ -634,10 +638,10 @@ POSTGRES: Final = Dialect(
     has_sequences=False,
     statements_commit=False,
     without_transactions="",
-    quote=quote,
+    quote=quote_column,
     table_name=table_name,
     one_name=table_name,
-    one_column=quote,
+    one_column=quote_column,
     create_table=create_table,
     add_column=add_column,
     column_type=column_type,

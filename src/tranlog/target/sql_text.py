@@ -88,7 +88,7 @@ _SPELLINGS: Final[Mapping[SqlKind, _Spelling]] = {
     SqlKind.POSTGRES: _Spelling(
         head="SET client_encoding = 'UTF8';\nSET standard_conforming_strings = on;",
         table=postgres_dialect.table_name,
-        quote=postgres_dialect.quote,
+        quote=postgres_dialect.quote_column,
         same="IS NOT DISTINCT FROM",
         text=_postgres_text,
         blob="'\\x{hex}'",
