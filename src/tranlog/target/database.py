@@ -178,7 +178,6 @@ class SqlRows:
             if self.options.ddl == "follow":
                 self._follow(table)
                 self._check_held(table, seqno)
-                self._check_new_columns(table, seqno)
             target, columns = self._columns(table, seqno)
             name = self.dialect.table_name(table)
             binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
@@ -225,20 +224,6 @@ class SqlRows:
             remedy = f"DROP TABLE {here} here, or rename it, and start again"
             raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
         self.store_notes({name: TableNote()}, notes)
-
-    def _check_new_columns(self, table: TableMap, seqno: Seqno | None) -> None:
-        """Refuse a column that is new at the source where one of its name is here that holds anything else."""
-        made = [statement for lacks in self.followed for statement in lacks.needed]
-        for name, literal in table.older:
-            at = next(at for at, one in enumerate(table.columns) if one.name == name)
-            if any(one.startswith(self.dialect.add_column(table, at)) for one in made):
-                continue
-            here, column = self.dialect.table_name(table), self.dialect.quote(name)
-            other = f"{column} IS NULL OR {column} <> {literal}" if literal else f"{column} IS NOT NULL"
-            if self.session.fetch(f"SELECT 1 FROM {here} WHERE {other} LIMIT 1"):
-                why = f"its column {name} is new at the source, and one of that name is here that holds other values"
-                remedy = f"ALTER TABLE {here} DROP COLUMN {column} here, or rename it, and start again"
-                raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
 
     def _behind(self, table: TableMap) -> Behind:
         """Return what makes a table, or what it lacks; nothing where that is not it."""
