@@ -26,7 +26,7 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.files.directory import join, make_directory, replace_file, storage_error
+from tranlog.log.files.directory import join, make_directory, replace_file, storing
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
@@ -290,13 +290,11 @@ class _Work:
 
     def _write_note(self, note: Note) -> None:
         path, disk = self._destination, self._disk
-        try:
+        with storing(join(path, NOTE_NAME)):
             if not disk.exists(path):
                 make_directory(path, disk)
                 disk.sync_dir(os.path.dirname(path) or ".")
             replace_file(join(path, NOTE_NAME), msgspec.json.format(msgspec.json.encode(note)) + b"\n", disk)
-        except OSError as exc:
-            raise storage_error(exc, join(path, NOTE_NAME)) from exc
 
     def _check_same(self, ours: Identity, theirs: Identity | None) -> None:
         if theirs is not None and ours != theirs:
