@@ -306,7 +306,6 @@ class CoreThread:
                 done = False
                 break
             self._look_at(event)
-            self.core.confirm([one.wish for one in self._awaited], self._now())
             events.popleft()
             looked += 1
             if looked % _LOT == 0:
@@ -314,6 +313,9 @@ class CoreThread:
                     self._carry_out(waits=True)  # a tick must find a log in which that stands
                     break  # it may be time for one
                 self._tell()
+        if done and self._awaited:
+            self.core.confirm([one.wish for one in self._awaited], self._now())
+            done = self._carry_out(waits=waits)
         if done:
             self._answer_readers()
         self._tell()
