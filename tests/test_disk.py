@@ -7,6 +7,7 @@ for it here, in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -131,6 +132,30 @@ def test_what_could_not_be_written_out_fails_the_syncs_behind_it(
         with pytest.raises(OSError, match="Input/output error"):
             file.sync()
     file.close()
+
+
+def test_a_few_bytes_are_sent_on_and_stay_in_memory(
+    disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By advice: no page is dropped that is not covered whole, so no reader waits for the disk."""
+    advised: list[tuple[int, int]] = []
+    advise = os.posix_fadvise
+
+    def counted(fd: int, offset: int, size: int, advice: int) -> None:
+        advised.append((offset, size))
+        advise(fd, offset, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", counted)
+    with contextlib.closing(disk.open(str(tmp_path / "file"), write=True, create=True)) as file:
+        file.pwrite(bytes(20_000), 0)
+        file.sync()
+        file.pwrite(b"x" * 1_100, 3_500)
+        file.write_out(1_100, 3_500, wait=False)
+        file.write_out(1_100, 3_500)
+        file.write_out(os.sysconf("SC_PAGE_SIZE"), 8_000, wait=False)
+        file.sync()
+        assert file.pread(1_102, 3_499) == b"\0" + b"x" * 1_100 + b"\0"
+    assert advised == [(3_500, 1_100)]
 
 
 def test_a_directory_tells_when_its_entries_change(

@@ -23,7 +23,7 @@ from tranlog import ids, payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import HISTORY_BYTES, Seqno, segment_name
-from tranlog.log.files import cleared, commit_point, directory, index_table, positions, purge_notes
+from tranlog.log.files import cleared, commit_point, directory, holds, index_table, positions, purge_notes
 from tranlog.log.records import format as log_format
 from tranlog.log.records import spill
 from tranlog.log.rules import bucket, index
@@ -152,7 +152,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    files = (positions, commit_point, directory, cleared, index_table, purge_notes, in_flight, rollback, restore)
+    files = (positions, holds, commit_point, directory, cleared, index_table, purge_notes, in_flight, rollback, restore)
     homes = (ids, log_format, spill, *files)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
@@ -188,8 +188,8 @@ def test_a_store_is_written_as_the_page_says(page: str) -> None:
 def test_the_limits_are_the_constants(page: str) -> None:
     limits = {name.strip("`"): int(value.replace(",", "")) for name, value, _ in rows_under(page, "### Limits")}
     for name, value in limits.items():
-        assert value in [getattr(home, name, None) for home in (ids, log_format, positions, spill)], name
-    bounds = {name for home in (log_format, positions) for name in vars(home) if re.fullmatch("[A-Z_]+_MAX", name)}
+        assert value in [getattr(home, name, None) for home in (ids, log_format, positions, holds, spill)], name
+    bounds = {name for home in (log_format, holds) for name in vars(home) if re.fullmatch("[A-Z_]+_MAX", name)}
     assert bounds <= set(limits)
 
 
@@ -256,7 +256,7 @@ class StoppedClock:
 
 
 def test_a_hold_is_written_as_the_page_says(page: str, tmp_path: Path) -> None:
-    positions.hold(
+    holds.hold(
         str(tmp_path),
         "one",
         Seqno(4711),
@@ -266,7 +266,7 @@ def test_a_hold_is_written_as_the_page_says(page: str, tmp_path: Path) -> None:
     )
     raw = (tmp_path / "holds" / "one").read_bytes()
     (shown,) = re.findall(r"^    (restart_seqno=.*)$", page, re.MULTILINE)
-    assert raw == shown.ljust(positions.HOLD_BYTES - 1).encode() + b"\n"
+    assert raw == shown.ljust(holds.HOLD_BYTES - 1).encode() + b"\n"
     line, _, crc = shown.partition(" crc=")
     assert crc == f"{crc32(line.encode()):08x}"
 
@@ -657,7 +657,7 @@ def test_the_log_reads_the_pages_own_bytes(page: str) -> None:
 
 def test_the_glossary_knows_every_published_position() -> None:
     text = GLOSSARY.read_text()
-    names = {name for name in positions.Positions.__struct_fields__ if name.endswith("_seqno")}
+    names = {name for name in positions.Positions._fields if name.endswith("_seqno")}
     assert len(names) == 4
     assert {name for name in names if f"| {name}" not in text and f", {name} |" not in text} == set()
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+from tranlog.lsn import lsn, lsn_offset, lsn_segment, lsn_text
 
 NUMBERS = st.integers(min_value=0, max_value=2**63 - 1)
 GTIDS = st.builds(lambda epoch, seqno: Gtid(Epoch(epoch), Seqno(seqno)), NUMBERS, NUMBERS)

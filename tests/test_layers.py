@@ -91,6 +91,7 @@ PURE = {
     "tranlog.write_item",
     "tranlog.write_set",
     "tranlog.varint",
+    "tranlog.lsn",
     "tranlog.words",
     "tranlog.verification",
     "tranlog.log.options",

@@ -138,6 +138,8 @@ def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 _sync_file_range = _load_sync_file_range()
 _NOT_POSSIBLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE)
 """What a system or a file system answers that knows no such call."""
+_FADVISE: Final = hasattr(os, "posix_fadvise")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _WRITE = 2
 _WRITE_AND_WAIT = 7
 """Wait for what is under way in the range, write it, wait for that."""
@@ -180,8 +182,15 @@ class OsFile:
             written += os.pwrite(self._fd, memoryview(raw)[written:], offset + written)
 
     def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
+        if not wait and size < _PAGE_BYTES and _FADVISE:
+            # Pages that are covered whole would be dropped; there is none, and a ctypes call takes twice as long.
+            try:
+                os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
+            except OSError as exc:
+                if exc.errno not in _NOT_POSSIBLE:
+                    self._lost = exc.errno or errno.EIO
         # Not fdatasync: that ends a transaction of the file system's journal, and others wait for it.
-        if _sync_file_range is not None:
+        elif _sync_file_range is not None:
             failed = _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT if wait else _WRITE)
             if failed and ctypes.get_errno() not in _NOT_POSSIBLE:
                 self._lost = ctypes.get_errno()

@@ -96,27 +96,6 @@ class Gtid(msgspec.Struct, frozen=True, order=True, gc=False):
         return found
 
 
-def lsn(segment: int, offset: int) -> Lsn:
-    """Pack a segment number and a byte offset in it into an LSN; both are unsigned 32-bit."""
-    assert 0 <= segment < 1 << 32 and 0 <= offset < 1 << 32
-    return Lsn(segment << 32 | offset)
-
-
-def lsn_segment(position: Lsn) -> int:
-    """Return the segment number of an LSN."""
-    return position >> 32
-
-
-def lsn_offset(position: Lsn) -> int:
-    """Return the byte offset of an LSN inside its segment."""
-    return position & 0xFFFFFFFF
-
-
-def lsn_text(position: Lsn) -> str:
-    """Return an LSN as operators read it: `segment:offset`, both decimal."""
-    return f"{position >> 32}:{position & 0xFFFFFFFF}"
-
-
 def segment_name(number: int) -> str:
     """Return the file name of a segment, in either codec: ten decimal digits."""
     return f"{SEGMENT_PREFIX}{number:010d}"

@@ -32,7 +32,7 @@ from fix_pipeline import SqliteTarget, Workload, check_equal, positions, run_thr
 from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import read_holds
+from tranlog.log.files.holds import read_holds
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.pipeline.applying.channel import Channel
 from tranlog.pipeline.applying.task import TaskEnd, TaskResult

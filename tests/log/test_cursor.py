@@ -32,11 +32,12 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import Seqno, lsn_offset, lsn_segment
+from tranlog.ids import Seqno
 from tranlog.log.files.segment import WINDOW_BYTES
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import encode_header
 from tranlog.log.writing.log import Log, LogReader
+from tranlog.lsn import lsn_offset, lsn_segment
 from tranlog.payload import Payload, encode
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk

@@ -25,12 +25,13 @@ from fix_log import (
 from tranlog.errors import (
     CorruptRecordError,
 )
-from tranlog.ids import Gtid, Seqno, lsn
+from tranlog.ids import Gtid, Seqno
 from tranlog.log.options import zeros_ahead
 from tranlog.log.records.format import FIRST_SYNC_BYTES, SYNC_BYTES, SYNC_START
 from tranlog.log.rules.damage import Damage
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
+from tranlog.lsn import lsn
 from tranlog.testing.disk import PowerCut, SimDisk
 
 

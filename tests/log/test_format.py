@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlog.errors import RecordLimitError
-from tranlog.ids import Gtid, lsn, segment_name, segment_number
+from tranlog.ids import Gtid, segment_name, segment_number
 from tranlog.log.records import format as log_format
 from tranlog.log.records.format import (
     END,
@@ -36,6 +36,7 @@ from tranlog.log.records.format import (
     pass_events,
     skip_events,
 )
+from tranlog.lsn import lsn
 
 
 def event(**changed: Any) -> bytes:

@@ -161,9 +161,11 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(1_000):
         recent.put(1, at, bytes(5_000))
         at += 5_000
-        assert sum(len(piece) for _, piece in recent._pieces) <= RECENT_BYTES, number
+        kept = sum(map(len, recent._run.pieces))
+        assert kept <= RECENT_BYTES and (kept > RECENT_BYTES // 2 - 5_000 or number < 30), number
+        assert recent.read(1, 9, at - 9) == bytes(9) and recent.read(1, 9, at - kept) == bytes(9)
     recent.put(1, at, bytes(2 * RECENT_BYTES))
-    assert recent._pieces == ()
+    assert recent._run.pieces == []
     recent.put(2, 16, b"abc")
     assert recent.read(1, 3, 16) is None and recent.read(2, 9, 17) == b"bc"
     recent.put(2, 500, b"gap")

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from fix_effort import Effort
 from fix_log import (
@@ -139,7 +138,7 @@ def disk_of(disk: SimDisk, files: Files) -> SimDisk:
     for name, raw in files.items():
         file = copy.open(f"{PATH}/{name}", write=True, create=True)
         if name == POSITIONS_NAME and (told := decode_positions(raw)) is not None:
-            raw = encode_positions(replace(told, identity=file.identity()))
+            raw = encode_positions(told._replace(identity=file.identity()))
         file.close()
         copy.set_content(f"{PATH}/{name}", raw)
     return copy

@@ -13,7 +13,7 @@ import pytest
 
 from fix_log import PATH, append_large, contents, fill, make_fragment, open_log, open_reader, segment_path
 from tranlog.errors import DiskFullError, PurgedError
-from tranlog.ids import Epoch, Gtid, Seqno, lsn_offset, lsn_segment
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import parse_record
 from tranlog.log.records.record import SyncRecord
@@ -21,6 +21,7 @@ from tranlog.log.records.running_hash import after, before, fold, fold_span, sig
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.log.writing.member import MemberLog
+from tranlog.lsn import lsn_offset, lsn_segment
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

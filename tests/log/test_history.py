@@ -12,7 +12,7 @@ import pytest
 from fix_log import HISTORY, PATH, fill, make_fragment, open_log, open_reader
 from tranlog.disk import OsDisk
 from tranlog.errors import ForeignHistoryError
-from tranlog.ids import NO_SEQNO, Seqno, lsn, segment_name
+from tranlog.ids import NO_SEQNO, Seqno, segment_name
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, read_positions
 from tranlog.log.records.format import HEADER, SyncRecord, encode_header, encode_sync, history_of, parse_record
@@ -20,6 +20,7 @@ from tranlog.log.records.spill import parse_spill_header, spill_name
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader
+from tranlog.lsn import lsn
 from tranlog.testing.disk import SimDisk
 
 SMALL = LogOptions(segment_bytes=2_000, spill_above=3_000)

@@ -19,10 +19,11 @@ from fix_effort import few_of
 from fix_log import run_threads
 from log.traces import entry_of, range_of, replay, traces
 from tranlog.errors import IndexCutError, IndexDamagedError
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.rules.bucket import Bucket
 from tranlog.log.rules.index import RANGE_KEY, SegmentRow, SeqnoIndex
 from tranlog.log.rules.index_values import EMPTY_RANGE, BuiltFrom, Entry, IndexOptions, IndexRange, Place
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 
 TRACES = Path(__file__).parent.parent / "golden" / "index" / "vlsn-traces.jsonl"
 BUILT_FROM = BuiltFrom(epoch=Epoch(3), end=lsn(1, 16))

@@ -22,12 +22,13 @@ from fix_log import (
     record_starts,
     segment_path,
 )
-from tranlog.ids import Epoch, Gtid, Seqno, lsn_segment
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.index_table import INDEX_NAME, decode_table
 from tranlog.log.rules.bucket import Bucket
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing import index_fill
 from tranlog.log.writing.log import Log
+from tranlog.lsn import lsn_segment
 from tranlog.testing.disk import SimDisk, SimFile
 
 TABLE = f"{PATH}/{INDEX_NAME}"

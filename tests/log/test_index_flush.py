@@ -22,11 +22,12 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import CorruptRecordError
-from tranlog.ids import Seqno, lsn_offset
+from tranlog.ids import Seqno
 from tranlog.log.files.index_table import INDEX_NAME, decode_table
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing import opening
 from tranlog.log.writing.log import Log, LogOptions
+from tranlog.lsn import lsn_offset
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk, SimFile
 

@@ -14,11 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fix_log import PATH, make_fragment
 from log.traces import entry_of, range_of
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_segment
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable, read_index
 from tranlog.log.rules.index import IndexView, SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom, Entry, IndexOptions
 from tranlog.log.writing.log import Log, LogOptions, drop_hold, hold
+from tranlog.lsn import lsn, lsn_segment
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -22,7 +22,7 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import AbandonedError, CorruptRecordError, LogReplacedError, PurgedError
-from tranlog.ids import Epoch, Gtid, Seqno, lsn_offset, lsn_segment
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files import scan
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, apply_frames, decode_table, encode_frame
@@ -33,6 +33,7 @@ from tranlog.log.rules.bucket import Bucket, encode_bucket
 from tranlog.log.rules.index import RANGE_KEY
 from tranlog.log.rules.index_values import IndexOptions
 from tranlog.log.writing.log import Log, LogReader
+from tranlog.lsn import lsn_offset, lsn_segment
 from tranlog.testing.disk import SimDisk, SimFile
 
 TABLE = f"{PATH}/{INDEX_NAME}"

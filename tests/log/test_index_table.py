@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from fix_log import HISTORY, PATH, fill, make_fragment, open_log, segment_path
-from tranlog.ids import Epoch, Seqno, lsn
+from tranlog.ids import Epoch, Seqno
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable, decode_table, encode_frame
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom, FlushPlan
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions
+from tranlog.lsn import lsn
 from tranlog.testing.disk import SimDisk
 
 TABLE = f"{PATH}/{INDEX_NAME}"

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from fix_log import PATH, make_fragment, open_log, segment_path, sync_held
-from tranlog.ids import Seqno, lsn
+from tranlog.ids import Seqno
 from tranlog.log.records.format import HEADER, RecordHeader, SyncRecord, parse_record
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log
+from tranlog.lsn import lsn
 from tranlog.testing.disk import SimDisk
 
 

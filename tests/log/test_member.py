@@ -33,7 +33,7 @@ from fix_log import (
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
 from tranlog.errors import CorruptRecordError, DiskFullError, MemberLogError, NotPrimaryError, RollbackError
-from tranlog.ids import Epoch, Gtid, Seqno, lsn, lsn_offset
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import COMMIT_NAME, MISSING_NAME, read_commit_point, write_commit_point, write_whose
 from tranlog.log.files.positions import read_positions
 from tranlog.log.options import LogOptions
@@ -46,6 +46,7 @@ from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.allocation import records_of
 from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.log.writing.member import MemberLog
+from tranlog.lsn import lsn, lsn_offset
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from fix_log import PATH, make_fragment
-from tranlog.ids import Epoch, Seqno, lsn
+from tranlog.ids import Epoch, Seqno
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable, read_index
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.writing.log import Log, LogOptions, LogReader
+from tranlog.lsn import lsn
 from tranlog.testing.disk import SimDisk
 
 MILLION = 1_000_000

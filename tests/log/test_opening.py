@@ -21,12 +21,13 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import CorruptRecordError, DiskFailedError, LogUnreadableError
-from tranlog.ids import Gtid, Seqno, lsn_offset
+from tranlog.ids import Gtid, Seqno
 from tranlog.log.files import scan
 from tranlog.log.files.index_table import INDEX_NAME
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import SyncRecord
 from tranlog.log.writing.log import Log
+from tranlog.lsn import lsn_offset
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk, SimFile
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tranlog.ids import NO_SEQNO, Epoch, Seqno, lsn
+from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.log.records.format import RecordHeader
 from tranlog.log.records.record import RollbackMark
 from tranlog.log.rules.damage import Problem
@@ -22,6 +22,7 @@ from tranlog.log.rules.recovery import (
     plan,
     suspicious,
 )
+from tranlog.lsn import lsn
 
 
 def header(seqno: int) -> RecordHeader:

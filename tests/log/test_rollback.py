@@ -29,8 +29,8 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import AbandonedError, CorruptRecordError, DiskFullError, HoldError, RollbackError
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.files.positions import MAY_HAVE_ALL, await_rollback, lock_hold, read_holds, shut_out
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+from tranlog.log.files.holds import MAY_HAVE_ALL, await_rollback, lock_hold, read_holds, shut_out
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
 from tranlog.log.records.format import (
@@ -54,6 +54,7 @@ from tranlog.log.rules.rollback import (
 )
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogReader, drop_hold, hold
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -22,7 +22,7 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import LogError, SegmentGoneError
-from tranlog.ids import NO_SEQNO, Seqno, lsn, lsn_offset
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.files.scan import SegmentScanner, proof_behind, survey
 from tranlog.log.files.segment import WINDOW_BYTES, SegmentReader, glance_at
 from tranlog.log.records.format import SYNC_BYTES, encode_sync, parse_event
@@ -30,6 +30,7 @@ from tranlog.log.rules.recovery import SegmentScan
 from tranlog.log.rules.repair import Keep
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
+from tranlog.lsn import lsn, lsn_offset
 from tranlog.testing.disk import SimDisk
 
 

@@ -50,7 +50,7 @@ from tranlog.errors import (
     PurgedError,
     RecordLimitError,
 )
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 from tranlog.log.aio import AsyncLog
 from tranlog.log.records.format import Impossible, encode_event, parse_event
 from tranlog.log.records.spill import (
@@ -84,6 +84,7 @@ from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.log.writing.open_transaction import OpenTransaction
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 from tranlog.slices import SEND_BYTES
 from tranlog.testing.disk import SimDisk, SimFile
 

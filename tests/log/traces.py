@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Lsn, Seqno, lsn
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Lsn, Seqno
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom, Entry, IndexOptions, IndexRange
+from tranlog.lsn import lsn
 
 _BUILT_FROM = BuiltFrom(epoch=NO_EPOCH, end=Lsn(0))
 

@@ -13,7 +13,7 @@ from fix_operated import ThreadContext, operation_of, options_of, running, witho
 from fix_pipeline import SqliteTarget, Workload, write_log
 from tranlog.errors import ConfigError, RollbackError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.files.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, read_hold
+from tranlog.log.files.holds import MAY_HAVE_ALL, drop_hold, hold, is_running, read_hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.holding import Holding

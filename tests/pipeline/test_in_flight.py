@@ -20,7 +20,7 @@ from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import sealed_line
+from tranlog.log.files.sealed_line import sealed_line
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying import in_flight

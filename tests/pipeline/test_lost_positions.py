@@ -31,7 +31,7 @@ from fix_pipeline import (
 from tranlog.clock import SystemClock
 from tranlog.errors import TargetAheadError, TargetError, TargetPositionError
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import read_hold
+from tranlog.log.files.holds import read_hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.driving.apply import ApplyResult, run_apply
 from tranlog.pipeline.driving.operation import OnError, OnlineOrder

@@ -34,7 +34,8 @@ from tranlog.change import RowChange, Statement
 from tranlog.errors import LogError, LogUnreadableError, PayloadError, RecordLimitError
 from tranlog.ids import Gtid, Seqno, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, read_mark
-from tranlog.log.files.positions import POSITIONS_BYTES, Positions, decode_positions, hold, read_holds
+from tranlog.log.files.holds import hold, read_holds
+from tranlog.log.files.positions import POSITIONS_BYTES, Positions, decode_positions
 from tranlog.log.records.format import (
     END,
     EVENT_TYPE,

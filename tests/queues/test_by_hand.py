@@ -10,7 +10,7 @@ import pytest
 from fix_effort import Effort
 from tranlog.disk import OsDisk, OsFile
 from tranlog.errors import CatalogueError, StoreDamagedError
-from tranlog.ids import lsn_text
+from tranlog.lsn import lsn_text
 from tranlog.queues.by_hand import verify_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.encoding import encode

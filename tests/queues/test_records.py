@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.ids import Lsn, lsn
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn
 from tranlog.queues.rules import records
 from tranlog.queues.rules.encoding import encode
 from tranlog.queues.rules.records import (

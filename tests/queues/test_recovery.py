@@ -11,7 +11,8 @@ import pytest
 
 from fix_effort import few_of
 from tranlog.checksum import crc32
-from tranlog.ids import Lsn, lsn
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn
 from tranlog.queues.rules import records
 from tranlog.queues.rules.encoding import encode
 from tranlog.queues.rules.records import (

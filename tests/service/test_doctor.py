@@ -22,7 +22,7 @@ from tranlog.codecs.converting import convert
 from tranlog.errors import CorruptRecordError
 from tranlog.findings import Severity
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import hold
+from tranlog.log.files.holds import hold
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.upkeep.checks import ROOM_LEAST, room
 from tranlog.service.commands.cli import main

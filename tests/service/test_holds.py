@@ -16,7 +16,7 @@ from fix_log import make_fragment
 from tranlog.codecs.shown import ShownForm, open_log
 from tranlog.errors import PurgedError
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
+from tranlog.log.files.holds import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.service.commands import cli

@@ -14,7 +14,7 @@ import typer
 
 from fix_effort import few_of
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import hold
+from tranlog.log.files.holds import hold
 from tranlog.service.commands import cli
 from tranlog.service.frame.manual import man_page
 from tranlog.service.thl import thl

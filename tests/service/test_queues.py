@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fix_mail import Mail
-from tranlog.ids import Lsn, lsn_text
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn_text
 from tranlog.queues.rules.records import container_name
 
 

@@ -18,7 +18,7 @@ from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
 from tranlog.errors import TargetError
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.files.positions import hold
+from tranlog.log.files.holds import hold
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan

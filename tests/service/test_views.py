@@ -14,7 +14,7 @@ from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items, run_threads, 
 from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import Hold
+from tranlog.log.files.holds import Hold
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns

@@ -37,10 +37,11 @@ from tranlog.errors import (
     TargetAheadError,
     TargetPositionError,
 )
-from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
-from tranlog.log.files.positions import read_holds
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.files.holds import read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
+from tranlog.lsn import lsn_offset
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving import apply

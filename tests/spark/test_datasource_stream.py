@@ -20,7 +20,7 @@ from fix_columns import change_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
 from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.files.positions import read_hold, read_holds
+from tranlog.log.files.holds import read_hold, read_holds
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.pipeline.datasource.datasource import ThlDataSource
 from tranlog.pipeline.datasource.datasource_options import parse_options

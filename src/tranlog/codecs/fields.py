@@ -20,13 +20,14 @@ from zlib import crc32
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.disk import OS_DISK, DiskFile
 from tranlog.errors import LogMissingError
-from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment, segment_name, segment_number
+from tranlog.ids import Lsn, Seqno, segment_name, segment_number
 from tranlog.listing import time_text
 from tranlog.log.files.directory import join, open_file, reading
 from tranlog.log.files.spilled import SpillFault, SpillReader, fault_error
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records import format as native
 from tranlog.log.records import spill
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 from tranlog.tungsten.reading.reader import Seek, TungstenReader
 from tranlog.tungsten.records import codec
 

@@ -25,6 +25,7 @@ PLAIN_VARIABLE = "TRANLOG_PLAIN"
 MODULES = (
     "tranlog.varint",
     "tranlog.words",
+    "tranlog.lsn",
     "tranlog.table_map",
     "tranlog.row_bytes",
     "tranlog.payload",
@@ -60,6 +61,7 @@ MODULES = (
     "tranlog.log.rules.index",
     "tranlog.log.rules.prefix",
     "tranlog.log.files.ownership",
+    "tranlog.log.files.positions",
     "tranlog.log.files.recent",
     "tranlog.log.files.segments",
     "tranlog.log.reading.gate",
@@ -80,6 +82,7 @@ acknowledgement and a transaction there, group commit."""
 SOURCES = (
     "varint.py",
     "words.py",
+    "lsn.py",
     "table_map.py",
     "row_bytes.py",
     "payload.py",
@@ -111,6 +114,7 @@ SOURCES = (
     "group_commit.py",
     "disk.py",
     "log/files/ownership.py",
+    "log/files/positions.py",
     "log/files/recent.py",
     "log/files/segments.py",
     "log/reading/gate.py",

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import msgspec
 
 from tranlog.disk import Disk, OsDisk
-from tranlog.ids import Lsn, lsn
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn
 from tranlog.queues.files.beside import ContainersBeside, of_one_moment, read_store, scan_beside
 from tranlog.queues.files.recovering import read_headers
 from tranlog.queues.options import QueueStoreOptions

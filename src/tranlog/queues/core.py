@@ -16,7 +16,8 @@ from typing import Protocol
 
 from tranlog.clock import Clock
 from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
-from tranlog.ids import Lsn, lsn_text
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.moving import tidy

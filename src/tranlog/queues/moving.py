@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable
 
 from tranlog.errors import DiskFullError
-from tranlog.ids import Lsn, lsn_segment
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn_segment
 from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.rules.containers import Need, to_be_emptied
 from tranlog.queues.rules.records import CHUNK, CHUNK_BODY, FIRST, LAST, MOVE, MOVE_BODY, MOVE_PLACE, OVERHEAD

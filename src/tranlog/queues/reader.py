@@ -15,8 +15,8 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.closing import Closing
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import NotHeldError
-from tranlog.ids import lsn_text
 from tranlog.log.files.directory import directory_of
+from tranlog.lsn import lsn_text
 from tranlog.queues.core import Delivery
 from tranlog.queues.files.beside import ContainersBeside, read_store
 from tranlog.queues.files.recovering import StoreRecovery

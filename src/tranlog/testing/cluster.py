@@ -14,7 +14,7 @@ import msgspec
 
 from tranlog.errors import ConfigError, NotPrimaryError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.files.positions import drop_hold, read_holds
+from tranlog.log.files.holds import drop_hold, read_holds
 from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import NO_GTID, Packet

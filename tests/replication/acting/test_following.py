@@ -15,7 +15,7 @@ from fix_replicated import bring, copied, follow, ops_of
 from tranlog.change import Payload, Statement
 from tranlog.errors import NotPrimaryError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
-from tranlog.log.files.positions import read_holds
+from tranlog.log.files.holds import read_holds
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.rollback import FOLLOWERS
 from tranlog.payload import encode

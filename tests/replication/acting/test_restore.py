@@ -23,7 +23,7 @@ from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import ConfigError, DiskFailedError, GroupOrderError, LogReplacedError, LogUnreadableError
 from tranlog.ids import Seqno
 from tranlog.log.files.directory import RESTORING_NAME
-from tranlog.log.files.positions import drop_hold, read_holds
+from tranlog.log.files.holds import drop_hold, read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.upkeep.verify import verify
 from tranlog.replication.acting import restore

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fix_group import HEARTBEAT, LONG, A, Alone, B, C, D, group, gtid, plain, witness
-from tranlog.ids import Seqno, lsn
+from tranlog.ids import Seqno
 from tranlog.log.records.spill import RawChunk
+from tranlog.lsn import lsn
 from tranlog.replication.acting.commit_queue import CommitQueue
 from tranlog.replication.acting.core_thread import CommitWanted
 from tranlog.replication.rules.concern import Outcome

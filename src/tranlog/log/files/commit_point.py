@@ -16,7 +16,7 @@ from tranlog.disk import Disk
 from tranlog.errors import MemberLogError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.directory import join, replace_file
-from tranlog.log.files.positions import parse_line, sealed_line
+from tranlog.log.files.sealed_line import parse_line, sealed_line
 
 GROUP_DIR: Final = "group"
 """A directory with this folder is the log of a member of a group."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Final
 
 from tranlog.errors import CorruptRecordError
-from tranlog.ids import Seqno, lsn_offset, lsn_segment, segment_name
+from tranlog.ids import Seqno, segment_name
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import CRC_32, HEADER, TRAILER, RecordHeader, RollbackMark, SyncRecord, take_events
 from tranlog.log.records.running_hash import after, before, fold, fold_span, signed, tag_of
 from tranlog.log.rules.index_values import Place
+from tranlog.lsn import lsn_offset, lsn_segment
 
 _BACK: Final = 4
 """So many transactions before the one that is asked for the second walk begins; each later one four times as many."""

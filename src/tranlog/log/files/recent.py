@@ -9,6 +9,7 @@ Source: vlsn-index.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from dataclasses import replace
 
 from tranlog.disk import DiskFile
@@ -16,22 +17,34 @@ from tranlog.forking import freed
 from tranlog.log.options import ReadCounts
 
 RECENT_BYTES = 256 * 1024
-"""What is kept, in all."""
-_PIECES = 128
-"""So many pieces are kept at most: each commit copies their row."""
+"""What is kept, in all; at least half of it."""
+
+
+class _Run:
+    """Pieces side by side, of one segment, up to offset `end`."""
+
+    __slots__ = ("end", "number", "pieces", "starts")
+
+    def __init__(
+        self, number: int, starts: list[int] | None = None, pieces: list[bytes] | None = None, end: int = -1
+    ) -> None:
+        self.number = number
+        self.starts: list[int] = starts or []
+        self.pieces: list[bytes] = pieces or []
+        self.end = end
 
 
 class RecentPieces:
     """The last pieces of the newest segment, side by side.
 
-    Threads: one writes, any number read; what they see is replaced as a whole.
+    Threads: one writes, any number read. A reader takes one run of pieces, which only grows: who is to be dropped from
+    it is left behind in it, and the rest goes on in a new one.
     """
 
     def __init__(self) -> None:
         self.counts = ReadCounts()
         self._lock = threading.Lock()  # guards the counts
-        self._number = 0
-        self._pieces: tuple[tuple[int, bytes], ...] = ()
+        self._run = _Run(0)
         self._total = 0  # bytes of the pieces
 
     def snapshot(self) -> ReadCounts:
@@ -41,19 +54,28 @@ class RecentPieces:
 
     def put(self, number: int, start: int, piece: bytes) -> None:
         """Keep what was written at `start` of segment `number`; pieces that do not border on it go."""
-        pieces, total = self._pieces, self._total + len(piece)
-        if number != self._number or not pieces or pieces[-1][0] + len(pieces[-1][1]) != start:
-            pieces, total = (), len(piece)
-        first = max(len(pieces) + 1 - _PIECES, 0)
-        total -= sum([len(one) for _, one in pieces[:first]])
-        while total > RECENT_BYTES and first < len(pieces):
-            total -= len(pieces[first][1])
-            first += 1
-        # Never a moment in which old pieces stand under the new number.
-        self._pieces = ()
-        self._number = number
-        self._total = total if total <= RECENT_BYTES else 0
-        self._pieces = (*pieces[first:], (start, piece)) if total <= RECENT_BYTES else ()
+        run = self._run
+        size = len(piece)
+        if number != run.number or start != run.end:
+            run = _Run(number)
+            self._total = 0
+        if self._total + size > RECENT_BYTES:
+            run = self._newest(run, RECENT_BYTES // 2 - size)
+        if size <= RECENT_BYTES:
+            run.starts.append(start)
+            run.end = start + size
+            run.pieces.append(piece)  # last: a reader counts these
+            self._total += size
+        self._run = run
+
+    def _newest(self, run: _Run, room: int) -> _Run:
+        """Return a run of the newest pieces that fit in."""
+        first, total = len(run.pieces), 0
+        while first and total + len(run.pieces[first - 1]) <= room:
+            first -= 1
+            total += len(run.pieces[first])
+        self._total = total
+        return _Run(run.number, run.starts[first:], run.pieces[first:], run.end if total else -1)
 
     def forked(self) -> None:
         """In a child that was just forked: have no lock that nobody here will free."""
@@ -61,34 +83,29 @@ class RecentPieces:
 
     def forget(self) -> None:
         """Drop everything: the file was cut, or another segment begins."""
-        self._pieces = ()
+        self._run = _Run(0)
         self._total = 0
 
     def read(self, number: int, size: int, offset: int) -> bytes | None:
         """Return up to `size` bytes from `offset`, as far as they are here; None if `offset` is not."""
-        pieces = self._pieces
-        if not pieces or number != self._number or offset < pieces[0][0]:
+        run = self._run
+        starts, pieces = run.starts, run.pieces
+        count = len(pieces)  # what is put meanwhile is not seen
+        at = bisect_right(starts, offset, 0, count) - 1
+        if number != run.number or at < 0 or offset >= starts[at] + len(pieces[at]):
             with self._lock:
                 self.counts.file += 1
             return None
-        last = len(pieces) - 1
-        at = last
-        while at and offset < pieces[at][0]:
-            at -= 1
-        start, piece = pieces[at]
-        if offset >= start + len(piece):
-            with self._lock:
-                self.counts.file += 1
-            return None
-        found = piece[offset - start : offset - start + size]
-        while len(found) < size and at < last:
-            at += 1
-            found += pieces[at][1][: size - len(found)]
+        begin = offset - starts[at]
+        found = pieces[at][begin : begin + size]
         with self._lock:
-            if offset >= pieces[last][0]:
+            if at == count - 1:
                 self.counts.just_written += 1
             else:
                 self.counts.recent += 1
+        while len(found) < size and at < count - 1:
+            at += 1
+            found += pieces[at][: size - len(found)]
         return found
 
 

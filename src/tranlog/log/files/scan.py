@@ -19,7 +19,7 @@ from itertools import pairwise
 from tranlog.change import Fragment
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, segment_name
+from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, segment_name
 from tranlog.log.files.directory import join, list_segments
 from tranlog.log.files.positions import read_published
 from tranlog.log.files.segment import UNCHECKED, WINDOW_BYTES, SegmentReader, glance_at, only_zeros, torn_size
@@ -50,6 +50,7 @@ from tranlog.log.rules.damage import Damage
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.rules.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey, suspicious
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 
 _PAGE_BYTES = 4096
 WALK_WHOLE_BYTES = 1 << 20

@@ -11,7 +11,7 @@ import logging
 from tranlog.checksum import crc32
 from tranlog.disk import DiskFile
 from tranlog.errors import CorruptRecordError
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text, segment_name
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, segment_name
 from tranlog.log.records.format import (
     BAD_CHECKSUM,
     BEFORE_HEADER,
@@ -41,6 +41,7 @@ from tranlog.log.records.format import (
     parse_record,
 )
 from tranlog.log.rules.recovery import BadRecord, SegmentGlance
+from tranlog.lsn import lsn, lsn_offset, lsn_segment, lsn_text
 
 logger = logging.getLogger(__name__)
 

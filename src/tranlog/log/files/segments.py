@@ -32,7 +32,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.forking import freed
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text, segment_name
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, segment_name
 from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.purge_notes import purged_error
@@ -60,6 +60,7 @@ from tranlog.log.rules.bucket import Bucket
 from tranlog.log.rules.index import IndexView, SegmentRow, SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom, Entry, FlushPlan, Gap, Place
 from tranlog.log.rules.recovery import Survey, missing
+from tranlog.lsn import lsn, lsn_offset, lsn_segment, lsn_text
 
 logger = logging.getLogger(__name__)
 

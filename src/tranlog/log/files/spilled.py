@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment, segment_name
+from tranlog.ids import Gtid, Lsn, segment_name
 from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import (
@@ -50,6 +50,7 @@ from tranlog.log.records.spill import (
     spill_name,
     spill_number,
 )
+from tranlog.lsn import lsn_offset, lsn_segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
-from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment
+from tranlog.ids import Lsn
 from tranlog.log.files.directory import reading
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.files.spilled import read_spilled
 from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, RotateRecord, StoredRecord, SyncRecord
 from tranlog.log.rules.rollback import killer, still_there
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 
 
 def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tuple[RollbackMark, StoredRecord]]:

@@ -27,9 +27,9 @@ from tranlog.errors import (
     PayloadError,
 )
 from tranlog.header import Passes
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text, segment_name
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, segment_name
 from tranlog.log.files.hashing import hash_up_to, record_tag
-from tranlog.log.files.positions import KeptHold
+from tranlog.log.files.holds import KeptHold
 from tranlog.log.files.segment import SegmentReader, payload_at
 from tranlog.log.files.spilled import SpillFault, SpillReader, fault_error
 from tranlog.log.reading.arrow import Unit, read_batches
@@ -53,6 +53,7 @@ from tranlog.log.records.format import (
 from tranlog.log.records.running_hash import after, fold, fold_span, unsigned
 from tranlog.log.records.spill import RawChunk, Reference, parse_reference
 from tranlog.log.rules.rollback import overtaken
+from tranlog.lsn import lsn_offset, lsn_segment, lsn_text
 from tranlog.payload import Payload, decode
 
 if TYPE_CHECKING:

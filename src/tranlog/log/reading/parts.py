@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tranlog.ids import Lsn, Seqno, lsn_offset, lsn_segment
+from tranlog.ids import Lsn, Seqno
 from tranlog.log.files.segment import UNCHECKED, SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.reading.walk import fault_of
 from tranlog.log.records.format import RecordHeader, SyncRecord
+from tranlog.lsn import lsn_offset, lsn_segment
 
 
 class RecordsPart(NamedTuple):

@@ -22,13 +22,14 @@ from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, PurgedError, SegmentGoneError
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, segment_name
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import directory_of, join, reading
 from tranlog.log.files.hashing import hash_up_to, not_shown
+from tranlog.log.files.holds import KeptHold
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
-from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
+from tranlog.log.files.positions import POSITIONS_NAME, Positions, PositionsReader, read_published
 from tranlog.log.files.scan import SegmentScanner, checkpoint_of, scan_segment, survey
 from tranlog.log.files.segment import SegmentReader, glance_at, torn_size
 from tranlog.log.files.segments import Segments, SegmentStat
@@ -39,6 +40,7 @@ from tranlog.log.records.format import HEADER, RECORD_START
 from tranlog.log.records.record import RecordHeader, RollbackMark, StoredRecord
 from tranlog.log.records.running_hash import unsigned
 from tranlog.log.rules.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
+from tranlog.lsn import lsn_segment
 from tranlog.payload import Payload
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ import msgspec
 
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
 from tranlog.header import TransactionHeader
-from tranlog.ids import lsn_text
 from tranlog.listing import (
     NO_SQL_OF_ROWS,
     PLAIN,
@@ -31,6 +30,7 @@ from tranlog.listing import (
     time_text,
 )
 from tranlog.log.records.format import RollbackMark
+from tranlog.lsn import lsn_text
 from tranlog.payload import DDL_OPTION, Payload
 from tranlog.row_text import json_form
 from tranlog.types import CharsetBytes, Datetime, Instant, LogicalType, Value, datetime_text, value_text

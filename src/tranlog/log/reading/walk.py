@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tranlog.errors import CorruptRecordError
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, segment_name
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, segment_name
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import (
@@ -29,6 +29,7 @@ from tranlog.log.records.format import (
     skip_events,
 )
 from tranlog.log.rules.index_values import Place
+from tranlog.lsn import lsn_offset, lsn_segment
 
 
 class CursorLog(Protocol):

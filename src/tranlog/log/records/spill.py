@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tranlog.checksum import crc32
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_segment
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 from tranlog.log.records.format import (
     BAD_CHECKSUM,
     CHUNK_TYPE,
@@ -33,6 +33,7 @@ from tranlog.log.records.format import (
     StoredRecord,
     parse_event,
 )
+from tranlog.lsn import lsn_segment
 
 SPILL_PREFIX: Final = "thl.spill."
 SPILL_TABLE_NAME: Final = "spill.table"

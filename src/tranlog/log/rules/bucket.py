@@ -15,8 +15,9 @@ from typing import Final
 
 from tranlog.checksum import crc32
 from tranlog.errors import IndexDamagedError
-from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import Lsn, Seqno
 from tranlog.log.rules.index_values import IndexOptions, Place
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 
 _NO_OFFSET = 0  # a segment begins with its header: no record stands at 0
 

@@ -19,10 +19,11 @@ from itertools import pairwise
 from typing import Final
 
 from tranlog.errors import IndexCutError, IndexDamagedError
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.rules.bucket import VALUE_VERSION, Bucket, decode_bucket, encode_bucket, seal, unseal
 from tranlog.log.rules.index_values import EMPTY_RANGE, BuiltFrom, Entry, FlushPlan, IndexOptions, IndexRange, Place
 from tranlog.log.rules.mappings import Mappings
+from tranlog.lsn import lsn, lsn_segment
 
 RANGE_KEY = -1
 """The key under which the range is stored; a bucket's key is its first seqno."""

@@ -10,9 +10,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_SEQNO, Lsn, Seqno
 from tranlog.log.rules.bucket import Bucket, encode_bucket
 from tranlog.log.rules.index_values import Gap, IndexOptions, Place
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 
 
 class _Row:

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment, segment_name
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, segment_name
 from tranlog.log.records.format import RecordHeader, RollbackMark
 from tranlog.log.records.spill import Reference
 from tranlog.log.rules.damage import Damage, Problem
 from tranlog.log.rules.rollback import contradiction
+from tranlog.lsn import lsn_offset, lsn_segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, segment_name
+from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Seqno, segment_name
 from tranlog.log.records.format import (
     EVENT_MIN,
     FIRST_SYNC_BYTES,
@@ -28,6 +28,7 @@ from tranlog.log.records.format import (
     encode_sync,
 )
 from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, SegmentFindings, TransactionRun
+from tranlog.lsn import lsn, lsn_offset, lsn_segment
 
 
 class Keep(enum.StrEnum):

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_text
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 from tranlog.log.records.format import RollbackMark
+from tranlog.lsn import lsn_text
 
 FOLLOWERS: Final = ("node.", "restore.")
 """What the names of holds begin with that nodes keep which copy the log: they go back with it, and refuse nothing."""

@@ -23,7 +23,8 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
 from tranlog.log.files.commit_point import is_member, write_missing
 from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder, replace_file
-from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
+from tranlog.log.files.holds import HOLDS_DIR
+from tranlog.log.files.positions import POSITIONS_NAME
 from tranlog.log.files.scan import survey
 from tranlog.log.files.segments import history_borne
 from tranlog.log.reading.reader import LogReader

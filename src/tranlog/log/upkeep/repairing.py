@@ -35,8 +35,9 @@ from tranlog.log.files.directory import (
     storing,
     take_lock,
 )
+from tranlog.log.files.holds import read_holds
 from tranlog.log.files.index_table import INDEX_NAME
-from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positions, read_holds, read_positions
+from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positions, read_positions
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.rules.repair import (
     CannotRepair,

@@ -21,18 +21,7 @@ import msgspec
 
 from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import (
-    NO_EPOCH,
-    NO_HISTORY,
-    NO_SEQNO,
-    Epoch,
-    Seqno,
-    lsn,
-    lsn_offset,
-    lsn_segment,
-    lsn_text,
-    segment_name,
-)
+from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Seqno, segment_name
 from tranlog.log.files.directory import directory_of, join, list_segments
 from tranlog.log.files.index_table import INDEX_NAME, good_bytes, read_index
 from tranlog.log.files.positions import Positions, read_positions, read_published
@@ -72,6 +61,7 @@ from tranlog.log.rules.recovery import (
 )
 from tranlog.log.rules.rollback import killer
 from tranlog.log.upkeep.hash_check import check_hashes
+from tranlog.lsn import lsn, lsn_offset, lsn_segment, lsn_text
 
 Progress = Callable[[int, int], None]
 """Called with the bytes checked so far and the bytes in all."""

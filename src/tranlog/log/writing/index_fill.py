@@ -15,11 +15,12 @@ from collections.abc import Callable
 from contextlib import closing
 
 from tranlog.errors import LogError
-from tranlog.ids import NO_SEQNO, Seqno, lsn_offset, lsn_segment
+from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import RecordHeader, RollbackMark, SyncRecord, take_events
 from tranlog.log.rules.index_values import Gap
+from tranlog.lsn import lsn_offset, lsn_segment
 
 logger = logging.getLogger(__name__)
 

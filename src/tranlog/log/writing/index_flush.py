@@ -18,7 +18,7 @@ from collections.abc import Callable
 from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import LogError
-from tranlog.ids import Lsn, lsn_offset, lsn_segment
+from tranlog.ids import Lsn
 from tranlog.log.files.directory import join
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable
 from tranlog.log.files.segments import Segments
@@ -26,6 +26,7 @@ from tranlog.log.options import LogOptions
 from tranlog.log.rules.index import IndexView, SeqnoIndex
 from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.writing.index_fill import IndexFill
+from tranlog.lsn import lsn_offset, lsn_segment
 
 logger = logging.getLogger(__name__)
 

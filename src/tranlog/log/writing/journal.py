@@ -19,12 +19,13 @@ from typing import Final
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile
-from tranlog.ids import Seqno, lsn, segment_name
+from tranlog.ids import Seqno, segment_name
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.options import LogOptions, zeros_ahead
 from tranlog.log.records.format import HEADER, encode_rotate, encode_sync
 from tranlog.log.records.running_hash import unsigned
 from tranlog.log.rules.pending import Buffer
+from tranlog.lsn import lsn
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from tranlog.forking import tell_of_forks
 from tranlog.ids import HISTORY_BYTES, Gtid, Seqno, segment_name
 from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storing, take_lock
+from tranlog.log.files.holds import drop_hold, hold, read_holds, shut_out
 from tranlog.log.files.ownership import OwnedDisk, Ownership
-from tranlog.log.files.positions import drop_hold, hold, read_holds, shut_out
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S, LogReader
 from tranlog.log.records.format import RollbackMark

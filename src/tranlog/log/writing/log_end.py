@@ -27,7 +27,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.group_commit import Sync
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.hashing import hash_up_to
@@ -47,6 +47,7 @@ from tranlog.log.writing.opening import OpenedSegment
 from tranlog.log.writing.publishing import Publishing
 from tranlog.log.writing.spilling import Spilling
 from tranlog.log.writing.steps import Steps
+from tranlog.lsn import lsn
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +146,13 @@ class LogEnd:
         return False
 
     def begin_sync(self) -> Sync:
-        """For `GroupCommit` only: other processes hear of it once, when it is durable; this one's readers at once."""
+        """For `GroupCommit` only: other processes hear of it once, when it is durable; this one's readers at once.
+
+        What was written is on its way to the disk meanwhile: the files are looked at now, and not after the sync.
+        """
         self.flush(zeros=True)
+        if self.publishing.look_due():
+            self.look_at_files()
         self.publish(elsewhere=False)
         self.journal.begin_sync(self.publishing.visible_end if len(self.prefix) else self.pending.start)
         return Sync(self.journal.file.sync, self.publishing.visible)
@@ -158,12 +164,9 @@ class LogEnd:
     def synced(self, place: int) -> None:
         """For `GroupCommit` only: take what a sync covered for durable, and tell everybody."""
         self.check_open()  # stopped meanwhile: the positions file may be another writer's already
-        look = self.publishing.look_due()
-        if look:
-            self.check_segment_file()
         self.journal.synced()
         self.publishing.synced(Seqno(place))
-        self.tell(look=look)
+        self.tell()
         self.steps.commits.wake(self.publishing.durable)
         self.store_index(if_due=True)
 
@@ -252,10 +255,10 @@ class LogEnd:
             del self.places[extent.first]
             self.steps.changed.notify_all()
 
-    def tell(self, *, elsewhere: bool = True, look: bool = False) -> None:
+    def tell(self, *, elsewhere: bool = True) -> None:
         """Publish where the log stands; see `Publishing.publish`."""
         try:
-            self.publishing.publish(elsewhere=elsewhere, look=look)
+            self.publishing.publish(elsewhere=elsewhere)
         except OSError as exc:
             raise self.stop_for(exc, "write", POSITIONS_NAME) from exc
 
@@ -333,26 +336,13 @@ class LogEnd:
             self.refused.pop(get_ident(), None)
             raise NotPrimaryError(path=self.path)
 
-    def end_reign(self) -> None:
-        """Take back what is open, leave places empty that are not filled, and have all the rest visible and durable.
-
-        Whoever did something of it is told. Nothing is being synced or written.
-        """
-        told = NotPrimaryError(path=self.path)
-        owners = set(self.pending.owners)
-        if self.turn is not None:
-            owners.add(self.turn.owner)
-            self.drop_open()
-        self.flush()
-        unfinished = self.prefix.unfinished()
-        for extent in unfinished:
-            extent.refused = told
-        self.leave_empty(unfinished)
-        self.refused.update(dict.fromkeys(owners - {get_ident()}, told))
-        self.publish()
-        self.sync_now()
-        self.tell()
-        self.steps.wake_all()
+    def look_at_files(self) -> None:
+        """Close the log for writing where its newest segment was removed; put back a positions file that was."""
+        self.check_segment_file()
+        try:
+            self.publishing.restore()
+        except OSError as exc:
+            raise self.stop_for(exc, "write", POSITIONS_NAME) from exc
 
     def check_segment_file(self) -> None:
         """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn_segment
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno
 from tranlog.log.files.hashing import hash_up_to
-from tranlog.log.files.positions import NO_LSN, KeptHold
+from tranlog.log.files.holds import KeptHold
+from tranlog.log.files.positions import NO_LSN
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillFault, SpillReader, SpillStat
@@ -26,6 +27,7 @@ from tranlog.log.records.running_hash import unsigned
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing.log_end import LogEnd, OwnView
+from tranlog.lsn import lsn_segment
 
 
 class LogView:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+from threading import get_ident
 from typing import Self
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import LogError, RollbackError
+from tranlog.errors import LogError, NotPrimaryError, RollbackError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import become_member, forget_missing, read_missing, write_commit_point
 from tranlog.log.files.directory import storing
@@ -134,7 +135,28 @@ class MemberLog(Log):
             while steps.commits.leader or steps.draining or end.prefix.writing():
                 steps.wait()
             end.check_open()
-            end.end_reign()
+            self._end_reign()
+
+    def _end_reign(self) -> None:
+        """Take back what is open, leave places empty that are not filled, and have all the rest visible and durable.
+
+        Whoever did something of it is told. Nothing is being synced or written.
+        """
+        end, told = self._end, NotPrimaryError(path=self.path)
+        owners = set(end.pending.owners)
+        if end.turn is not None:
+            owners.add(end.turn.owner)
+            end.drop_open()
+        end.flush()
+        unfinished = end.prefix.unfinished()
+        for extent in unfinished:
+            extent.refused = told
+        end.leave_empty(unfinished)
+        end.refused.update(dict.fromkeys(owners - {get_ident()}, told))
+        end.publish()
+        end.sync_now()
+        end.tell()
+        self._steps.wake_all()
 
     def _change(self, numbering: Numbering) -> None:
         """Begin a reign, or end one: from here on nothing of the former is taken."""

@@ -18,19 +18,7 @@ from dataclasses import dataclass, replace
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import ConfigError, IndexCutError, RecordLimitError
-from tranlog.ids import (
-    HISTORY_BYTES,
-    NO_EPOCH,
-    NO_SEQNO,
-    Epoch,
-    Gtid,
-    Lsn,
-    Seqno,
-    lsn,
-    lsn_segment,
-    lsn_text,
-    segment_name,
-)
+from tranlog.ids import HISTORY_BYTES, NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, segment_name
 from tranlog.log.files.cleared import Mark, behind_all, read_mark
 from tranlog.log.files.directory import join, keep_bytes, sign_lock
 from tranlog.log.files.index_table import INDEX_NAME, read_index
@@ -46,6 +34,7 @@ from tranlog.log.rules.recovery import Continue, NewLog, SegmentGlance, Survey, 
 from tranlog.log.rules.rollback import marks_behind
 from tranlog.log.writing.allocation import empty_transaction, size_of
 from tranlog.log.writing.journal import create_segment
+from tranlog.lsn import lsn, lsn_segment, lsn_text
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tranlog.disk import Disk
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn
-from tranlog.log.files.positions import NO_LSN, Positions, PositionsFile
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno
+from tranlog.log.files.positions import NO_LSN, Places, PositionsFile
 from tranlog.log.files.segments import Segments
 from tranlog.log.reading.gate import Gate
 from tranlog.log.rules.index_values import BuiltFrom
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent
+from tranlog.lsn import lsn
 
 _LOOK_EVERY = 64
 """So many syncs at most are assumed to leave the directory's entries alone because it says so."""
@@ -120,8 +121,8 @@ class Publishing:
         self._epochs = [(seqno, epoch)]
         self.mark = mark
 
-    def publish(self, *, elsewhere: bool = True, look: bool = False) -> None:
-        """Tell readers here and elsewhere; with `look`, see first whether the file is still where they look for it.
+    def publish(self, *, elsewhere: bool = True) -> None:
+        """Tell readers here and elsewhere.
 
         Not `elsewhere`: those of other processes wait for the next publication, and so do those who wait for committed
         ones; what they will be told is prepared, for a sync that has covered all that is visible. Raises OSError.
@@ -134,33 +135,27 @@ class Publishing:
         assert file is not None
         if elsewhere:
             self._segments.synced(durable)
-            if look:
-                file.restore()
-            positions = self._positions(file, durable, committed)
-            assert positions.first_seqno - 1 <= committed
-            file.write(positions)
+            places = self._places(durable, committed)
+            assert places[2] - 1 <= committed
+            file.write(places)
             self.proven.open_to(committed)
         elif not self.given:
-            file.prepare(self._positions(file, visible, self._committed(visible)))
+            file.prepare(self._places(visible, self._committed(visible)))
 
-    def _positions(self, file: PositionsFile, durable: Seqno, committed: Seqno) -> Positions:
+    def _places(self, durable: Seqno, committed: Seqno) -> Places:
         history = self._segments.history
         assert history is not None
-        return Positions(
-            boot_id=file.boot_id,
-            identity=file.identity,
-            epoch=self.durable_epoch() if self.given else self._pending.epoch,
-            mark=self.mark,
-            first_seqno=self._segments.first_seqno(),
-            visible_seqno=self.visible,
-            durable_seqno=durable,
-            committed_seqno=committed,
-            visible_lsn=self.visible_lsn,
-            history=history,
-        )
+        epoch = self.durable_epoch() if self.given else self._pending.epoch
+        first = self._segments.first_seqno()
+        return epoch, self.mark, first, self.visible, durable, committed, self.visible_lsn, history
+
+    def restore(self) -> None:
+        """See that the file is still where readers of other processes look for it. Raises OSError."""
+        assert self._file is not None
+        self._file.restore()
 
     def look_due(self) -> bool:
-        """Whether the files are to be looked at after this sync: the directory may have changed since the last look."""
+        """Whether the files are to be looked at with this sync: the directory may have changed since the last look."""
         entries = self._disk.entries_stamp(self._path)
         self._looks += 1
         due = entries is None or entries != self._entries or self._looks % _LOOK_EVERY == 0

@@ -16,7 +16,7 @@ from tranlog.disk import Disk
 from tranlog.errors import PurgeFailedError
 from tranlog.ids import Seqno, segment_name
 from tranlog.log.files.directory import join
-from tranlog.log.files.positions import HOLDS_DIR, read_holds
+from tranlog.log.files.holds import HOLDS_DIR, read_holds
 from tranlog.log.files.purge_notes import PurgeNote, write_note
 from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions

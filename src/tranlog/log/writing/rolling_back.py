@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 
 from tranlog.errors import DiskFullError, RollbackError
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 from tranlog.log.files.hashing import hash_up_to
-from tranlog.log.files.positions import NO_LSN, hold, is_running, read_holds
+from tranlog.log.files.holds import hold, is_running, read_holds
+from tranlog.log.files.positions import NO_LSN
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, encode_mark
 from tranlog.log.rules.rollback import FOLLOWERS, Needed, refusal
 from tranlog.log.writing.appending import Appending
 from tranlog.log.writing.log_end import LogEnd, OwnView
 from tranlog.log.writing.rotation import Rotation
+from tranlog.lsn import lsn, lsn_text
 
 logger = logging.getLogger(__name__)
 

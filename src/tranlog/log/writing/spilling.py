@@ -30,7 +30,7 @@ from tranlog.errors import (
     SpillFailedError,
 )
 from tranlog.forking import freed
-from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno, lsn_offset
+from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.files.spilled import SpillStat, bears, list_spill, read_table, stat_of, who_refers
 from tranlog.log.options import LogOptions
@@ -54,6 +54,7 @@ from tranlog.log.records.spill import (
     spill_name,
 )
 from tranlog.log.writing.allocation import NO_GTID, record_of
+from tranlog.lsn import lsn_offset
 from tranlog.slices import Outflow, slices
 
 logger = logging.getLogger(__name__)

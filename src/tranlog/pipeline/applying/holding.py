@@ -18,7 +18,7 @@ from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskLock
 from tranlog.errors import HoldError
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, await_rollback, fit_holder, hold, lock_hold, read_hold
+from tranlog.log.files.holds import MAY_HAVE_ALL, Hold, await_rollback, fit_holder, hold, lock_hold, read_hold
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.rules.progress import Known
 from tranlog.target.options import TargetOptions

@@ -17,7 +17,7 @@ from typing import Final
 from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile
 from tranlog.ids import Seqno
-from tranlog.log.files.positions import parse_line, sealed_line
+from tranlog.log.files.sealed_line import parse_line, sealed_line
 from tranlog.pipeline.rules.progress import InFlight
 from tranlog.target.target import ChannelRow
 

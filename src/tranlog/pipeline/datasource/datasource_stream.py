@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from tranlog.errors import NotInLogError, PurgedError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
-from tranlog.log.files.positions import hold
+from tranlog.log.files.holds import hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.datasource.datasource_options import QueryOptions, check_gtid
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range

@@ -20,7 +20,7 @@ from tranlog.codecs.opening import open_readable
 from tranlog.disk import OsDisk
 from tranlog.errors import TargetUnavailableError, TranlogError, TransientTargetError
 from tranlog.log.files.directory import LOCK_NAME, read_holder
-from tranlog.log.files.positions import read_holds
+from tranlog.log.files.holds import read_holds
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogReader

@@ -39,7 +39,7 @@ from tranlog.target.target import ChannelRow, PipelineRow, VerdictRow
 
 if TYPE_CHECKING:
     from tranlog.errors import TranlogError
-    from tranlog.log.files.positions import Hold
+    from tranlog.log.files.holds import Hold
     from tranlog.pipeline.options import ApplyOptions
 
 _TOLD_MOST_MS: Final = 3_000

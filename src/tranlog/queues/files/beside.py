@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CatalogueError, LogUnreadableError, StoreDamagedError, StoreMissingError
-from tranlog.ids import Lsn, lsn_segment
+from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of, join, reading
+from tranlog.lsn import lsn_segment
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.catalogue_place import open_database, read_connect
 from tranlog.queues.files.containers import ContainerFiles

@@ -15,8 +15,9 @@ from mypy_extensions import mypyc_attr
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import StoreDamagedError
-from tranlog.ids import Lsn, lsn_offset, lsn_segment
+from tranlog.ids import Lsn
 from tranlog.log.files.directory import join
+from tranlog.lsn import lsn_offset, lsn_segment
 from tranlog.queues.rules.records import (
     CONTAINER_PREFIX,
     FREE_PREFIX,

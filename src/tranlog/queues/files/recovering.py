@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import CatalogueError, StoreDamagedError
-from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import Lsn
 from tranlog.log.files.directory import keep_bytes
+from tranlog.lsn import lsn, lsn_offset, lsn_segment, lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.containers import ContainerFiles
 from tranlog.queues.files.journal import QueueJournal

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tranlog.ids import Lsn, lsn
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn
 from tranlog.queues.rules.encoding import encode
 from tranlog.queues.rules.records import CONTROL, FIRST, HEADER_BYTES
 

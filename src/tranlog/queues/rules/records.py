@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tranlog.checksum import crc32
-from tranlog.ids import Lsn, lsn, lsn_text
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn, lsn_text
 
 CONTAINER_PREFIX: Final = "queue."
 FREE_PREFIX: Final = "free."

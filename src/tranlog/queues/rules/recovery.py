@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tranlog.ids import Lsn, lsn, lsn_segment, lsn_text
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn, lsn_segment, lsn_text
 from tranlog.queues.rules import records
 from tranlog.queues.rules.containers import SYNC_BYTES
 from tranlog.queues.rules.records import (

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection
 
 from mypy_extensions import mypyc_attr
 
-from tranlog.ids import Lsn, lsn_segment, lsn_text
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn_segment, lsn_text
 from tranlog.queues.rules import records
 from tranlog.queues.rules.containers import can_be_moved
 from tranlog.queues.rules.records import PART_FORGOTTEN, NamedPosition, QueueRecord

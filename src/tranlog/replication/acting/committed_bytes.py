@@ -13,7 +13,7 @@ import threading
 
 from tranlog.disk import DiskFile
 from tranlog.errors import PurgedError
-from tranlog.ids import NO_SEQNO, Gtid, Lsn, Seqno, lsn_offset, lsn_segment, segment_number
+from tranlog.ids import NO_SEQNO, Gtid, Lsn, Seqno, segment_number
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import HEADER, RollbackMark, RotateRecord, SyncRecord
 from tranlog.log.records.spill import (
@@ -24,6 +24,7 @@ from tranlog.log.records.spill import (
     spill_number,
 )
 from tranlog.log.writing.member import MemberLog
+from tranlog.lsn import lsn_offset, lsn_segment
 
 
 class CommittedBytes:

@@ -28,7 +28,7 @@ from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import AppendOrderError, RawRecordError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import read_commit_point
-from tranlog.log.files.positions import drop_hold, hold, read_holds
+from tranlog.log.files.holds import drop_hold, hold, read_holds
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.spill import OID, RawChunk

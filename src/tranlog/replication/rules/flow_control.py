@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
+from tranlog.ids import Gtid, Lsn
+from tranlog.lsn import lsn_offset, lsn_segment
 from tranlog.replication.rules.beats import Mind
 from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, copies_needed
 from tranlog.replication.rules.core import Core

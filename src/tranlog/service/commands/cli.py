@@ -26,7 +26,7 @@ from tranlog.codecs.opening import open_readable
 from tranlog.errors import TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.listing import time_text
-from tranlog.log.files.positions import drop_hold, read_holds
+from tranlog.log.files.holds import drop_hold, read_holds
 from tranlog.log.upkeep.clearing import CAVEATS, clear_log
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.driving.apply import ApplyResult

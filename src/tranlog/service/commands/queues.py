@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tranlog.ids import Lsn, lsn, lsn_text
+from tranlog.ids import Lsn
+from tranlog.lsn import lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
 from tranlog.queues.standing import QueueStanding, StoreStatus

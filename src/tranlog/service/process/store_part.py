@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tranlog.errors import ConfigError, ControlError, LogClosedError, NotHeldError, QueueError
-from tranlog.ids import lsn_text
+from tranlog.lsn import lsn_text
 from tranlog.queues.backup import back_up
 from tranlog.queues.by_hand import StoreVerdict
 from tranlog.queues.core import Delivery

@@ -15,7 +15,7 @@ import typer
 
 from tranlog.clock import SystemClock
 from tranlog.errors import PipelineHeldError, TranlogError
-from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
+from tranlog.log.files.holds import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
 from tranlog.service.config.config import find_log
 from tranlog.service.frame.command import AsJson, Yes, answer, confirm, new_app, print_json, say
 from tranlog.service.frame.exits import ExitCode
