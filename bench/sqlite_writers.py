@@ -7,6 +7,9 @@ rows. For the same four the CPU time is told beside it, without a must: it says 
 
 The same statements are also run by Python's sqlite3 on a database whose foreign writers are captured by triggers.
 
+What SQLite and the disk take for one more row in each transaction is told by a writer that keeps as many bytes by hand:
+it sees no rows, and nobody who keeps changes in the transaction itself can be faster.
+
 They are also held against the two other ways to capture SQLite, each keeping what it captured in a table of the same
 transaction: triggers that copy each row as JSON, and SQLite's own session extension, which is C and tells net changes
 by primary key only. They say what ways that see each row cost in bulk.
@@ -34,8 +37,8 @@ QUESTION = Question(
     name="sqlite_writers",
     text="How much longer does a SQLite transaction take through our connection, which captures it? By the clock; "
     "CPU time beside it.",
-    peer="the same statements through Python's sqlite3, WAL, synchronous=FULL; and captured by triggers, or SQLite's "
-    "session extension",
+    peer="the same statements through Python's sqlite3, WAL, synchronous=FULL; with as many bytes kept by hand in the "
+    "same transaction; and captured by triggers, or SQLite's session extension",
 )
 MUST = at_most(1.25)
 MUST_OF_UPDATE = at_most(2.5)
@@ -67,15 +70,15 @@ class Writer(Protocol):
 OUTBOX = "CREATE TABLE outbox (id INTEGER PRIMARY KEY, changes)"
 
 
-class Sessions:
-    """A writer that keeps what SQLite's session extension has seen of each transaction."""
+class Keeper:
+    """A writer that keeps bytes in a table of each transaction, before it commits."""
 
     def __init__(self, path: Path) -> None:
         self._db = apsw.Connection(str(path))
         self._db.execute("PRAGMA journal_mode = WAL").fetchall()
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute(OUTBOX)
-        self._session: apsw.Session | None = None
+        self._open = False
 
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
         """Run a statement; one outside a transaction gets one."""
@@ -83,7 +86,7 @@ class Sessions:
             self._begin()
         elif sql == "COMMIT":
             self._commit()
-        elif self._session is None and sql.startswith("INSERT"):
+        elif not self._open and sql.startswith("INSERT"):
             self._begin()
             self._db.execute(sql, parameters)
             self._commit()
@@ -97,16 +100,42 @@ class Sessions:
 
     def _begin(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
+        self._open = True
+
+    def _commit(self) -> None:
+        self._db.execute("INSERT INTO outbox (changes) VALUES (?)", (self.kept(),))
+        self._db.execute("COMMIT")
+        self._open = False
+
+    def kept(self) -> bytes:
+        """Return what to keep of the open transaction."""
+        raise NotImplementedError
+
+
+class ByHand(Keeper):
+    """Keeps so many bytes, and has seen no row."""
+
+    size = 0
+
+    def kept(self) -> bytes:
+        return bytes(self.size)
+
+
+class Sessions(Keeper):
+    """Keeps what SQLite's session extension has seen."""
+
+    _session: apsw.Session
+
+    def _begin(self) -> None:
+        super()._begin()
         self._session = apsw.Session(self._db, "main")
         for table in ("customer", "orders", "line"):
             self._session.attach(table)
 
-    def _commit(self) -> None:
-        assert self._session is not None
-        self._db.execute("INSERT INTO outbox (changes) VALUES (?)", (self._session.changeset(),))
+    def kept(self) -> bytes:
+        changes: bytes = self._session.changeset()
         self._session.close()
-        self._session = None
-        self._db.execute("COMMIT")
+        return changes
 
 
 def plain_writer(path: Path) -> sqlite3.Connection:
@@ -195,6 +224,7 @@ def measure(bench: Bench) -> None:
             "plain": plain_writer(Path(here, "plain.db")),
             "triggers": (triggers := plain_writer(Path(here, "triggers.db"))),
             "sessions": Sessions(Path(here, "sessions.db")),
+            "by hand": (by_hand := ByHand(Path(here, "hand.db"))),
         }
         shops = {name: Shop(writer) for name, writer in writers.items()}
         add_triggers(triggers)
@@ -205,6 +235,10 @@ def measure(bench: Bench) -> None:
         writers["foreign"] = shop.writer = plain_writer(foreign)
         for kind, many in (("small", 60), ("middle", 45), ("bulk", 3), ("update", 3)):
             must = MUST_OF_UPDATE if kind == "update" else MUST
+            by_hand.size = captured(writers["ours"], shops["ours"], kind)
+            for name, shop in shops.items():
+                if name != "ours":
+                    getattr(shop, kind)()
             compare(bench, kind, {name: getattr(shop, kind) for name, shop in shops.items()}, many=many, must=must)
             # What capture would have freed by now; all sides write on with the same amount of rows.
             for writer in writers.values():
@@ -214,6 +248,14 @@ def measure(bench: Bench) -> None:
         assert rows == {name: shop.order for name, shop in shops.items()}, rows
         assert writers["triggers"].execute("SELECT count(*) FROM outbox").fetchall()[0][0] > rows["triggers"]
         assert writers["sessions"].execute("SELECT min(length(changes)) FROM outbox").fetchall()[0][0] > 0
+
+
+def captured(writer: Writer, shop: Shop, kind: str) -> int:
+    """Return how many bytes of one transaction's changes are kept by capture."""
+    size = "SELECT total(length(changes)) FROM _tranlog_outbox"
+    before = writer.execute(size).fetchall()[0][0]
+    getattr(shop, kind)()
+    return int(writer.execute(size).fetchall()[0][0] - before)
 
 
 def compare(bench: Bench, kind: str, sides: dict[str, Callable[[], None]], *, many: int, must: Must) -> None:
@@ -230,6 +272,8 @@ def compare(bench: Bench, kind: str, sides: dict[str, Callable[[], None]], *, ma
 
     figures = bench.by_turns({name: partial(block, name) for name in sides}, rounds=ROUNDS)
     bench.add(kind, ours=figures["ours"], anchor=figures["plain"], unit="us/tx", must=must)
+    bench.add(f"{kind}, against by hand", ours=figures["ours"], anchor=figures["by hand"], unit="us/tx")
+    bench.add(f"by hand against plain, {kind}", ours=figures["by hand"], anchor=figures["plain"], unit="us/tx")
     bench.add(f"{kind}, CPU", ours=cpu["ours"][1:], anchor=cpu["plain"][1:], unit="us/tx")
     must_of_triggers = None if kind == "update" else MUST_OF_TRIGGERS
     name = f"capture_by_trigger, {kind}"

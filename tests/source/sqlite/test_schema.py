@@ -279,6 +279,59 @@ def test_what_is_taken_over_of_a_schema_is_what_reading_it_says(place: Place) ->
     assert place.followed()
 
 
+def test_the_schema_is_asked_for_only_where_something_may_have_changed_it(place: Place) -> None:
+    """SQLite's count of the file's changes tells: nobody has committed since this connection did."""
+    db = place.db
+    asked: list[str] = []
+    db.execute("CREATE TABLE t(x)")
+    db.execute("INSERT INTO t VALUES(0)")
+    trace = apsw.SQLITE_TRACE_STMT
+    db._db.trace_v2(trace, lambda event: asked.append(event["sql"]) if "schema_version" in event["sql"] else None)
+
+    def asks(*statements: str) -> int:
+        before = len(asked)
+        for sql in statements:
+            db.execute(sql)
+        return len(asked) - before
+
+    assert asks(*["INSERT INTO t VALUES(1)"] * 3, "BEGIN", "INSERT INTO t VALUES(2)", "DELETE FROM t", "COMMIT") == 0
+    assert asks("INSERT INTO t VALUES(3)") == 0
+    place.raw.execute("SELECT * FROM t").fetchall()
+    assert asks("INSERT INTO t VALUES(4)") == 0
+    place.raw.execute("UPDATE _tranlog_source SET holder = 'x'")
+    assert asks("SELECT * FROM t", "INSERT INTO t VALUES(5)") == 1
+    assert asks("BEGIN", "INSERT INTO t VALUES(6)", "ROLLBACK", "INSERT INTO t VALUES(7)") == 0
+    assert asks("ANALYZE", "INSERT INTO t VALUES(8)", "INSERT INTO t VALUES(9)") >= 1
+    place.raw.execute("CREATE INDEX theirs ON t(x)")
+    db.execute("INSERT INTO t VALUES(10)")
+    assert "theirs" in str(db.schema.now.texts)
+
+
+@pytest.mark.parametrize("end", ["ROLLBACK TO s", "RELEASE s"])
+@pytest.mark.parametrize("then", ["INSERT INTO t VALUES(2)", "SELECT 1"])
+def test_what_sqlite_makes_and_takes_back_is_seen(place: Place, end: str, then: str) -> None:
+    """ANALYZE makes tables by itself, and a rollback to a savepoint takes them back; neither is a CREATE."""
+    db = place.db
+    db.execute("CREATE TABLE t(x)")
+    db.execute("INSERT INTO t VALUES(1)")
+    for sql in ("BEGIN", "SAVEPOINT s", "ANALYZE", "INSERT INTO t VALUES(2)", end, then, "COMMIT"):
+        db.execute(sql)
+    db.execute("INSERT INTO t VALUES(3)")
+    assert db.schema.now.texts == read_schema(place.raw).texts
+    assert place.followed()
+
+
+@pytest.mark.parametrize("sql", ["ANALYZE t", "REINDEX t", "analyze"])
+def test_upkeep_runs_and_is_not_captured(place: Place, sql: str) -> None:
+    place.db.execute("CREATE TABLE t(x)")
+    place.db.execute("CREATE INDEX i ON t(x)")
+    place.db.execute("INSERT INTO t VALUES(1)")
+    statements = place.statements()
+    place.db.execute(sql).fetchall()
+    place.db.execute("INSERT INTO t VALUES(2)")
+    assert place.statements() == statements and place.rows() == [("t", (1,)), ("t", (2,))]
+
+
 # --- what is refused -------------------------------------------------------------------------------------
 
 

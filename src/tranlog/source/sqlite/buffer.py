@@ -163,7 +163,8 @@ class TransactionBuffer:
     def clear(self) -> None:
         """Forget all: the transaction ended."""
         self.entries.clear()
-        self._forget_spilled()
+        if self.file is not None:
+            self._forget_spilled()
         self.savepoints.clear()
 
 

@@ -67,7 +67,8 @@ class SqliteCursor:
     )
 
     def __init__(self, connection: SqliteConnection, transaction: WriterTransaction, inserts: BulkInserts) -> None:
-        transaction.calls.check_owner()
+        if get_ident() != transaction.calls.thread:
+            transaction.calls.check_owner()
         self.connection = connection
         self._transaction = transaction
         self._inserts = inserts

@@ -121,7 +121,8 @@ class RowRecorder:
         self.buffer.clear()
         self._forget_tables()
         self.hook.poison = None
-        self._set_unread(None)
+        if self.unread is not None:
+            self._set_unread(None)
 
     def _set_unread(self, unread: tuple[int, RawRow | None, Place | None, int] | None) -> None:
         self.unread = unread

@@ -30,6 +30,8 @@ class SqliteStatementKind(enum.Enum):
     PRAGMA = "pragma"
     ATTACH = "attach"
     VACUUM = "vacuum"
+    UPKEEP = "upkeep"
+    """ANALYZE or REINDEX, which writes, and may make tables of SQLite's own."""
     OTHER = "other"
     EMPTY = "empty"
 
@@ -82,6 +84,8 @@ _BY_FIRST_WORD = {
     "pragma": SqliteStatementKind.PRAGMA,
     "attach": SqliteStatementKind.ATTACH,
     "vacuum": SqliteStatementKind.VACUUM,
+    "analyze": SqliteStatementKind.UPKEEP,
+    "reindex": SqliteStatementKind.UPKEEP,
 }
 
 

@@ -139,6 +139,11 @@ class WriterTransaction:
             elif not run.writes:
                 self.before_write(run)
                 run.versions = self._schema.before_ddl(run.sql, creates=kind is SqliteStatementKind.CREATE)
+        elif kind is SqliteStatementKind.UPKEEP:
+            if inner.is_readonly or inner.is_explain:
+                run.lazy = True
+            elif not run.writes:
+                self.before_write(run)
         elif kind is SqliteStatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
                 self._before_commit()
@@ -226,12 +231,16 @@ class WriterTransaction:
         if kind is _BEGIN:
             return
         if kind is _COMMIT or kind is _ROLLBACK:
+            if kind is _COMMIT:
+                self._schema.committed()
             self.reset()
             return
         match kind:
             case SqliteStatementKind.CREATE | SqliteStatementKind.DDL:
                 if run.writes and run.versions is not None:
                     self._schema.after_ddl(run.sql, run.versions, creates=kind is SqliteStatementKind.CREATE)
+            case SqliteStatementKind.UPKEEP:
+                self._schema.may_differ()
             case SqliteStatementKind.SAVEPOINT:
                 self._by_savepoint = self._by_savepoint or self._opens
                 self._buffer.savepoint(run.savepoint)
@@ -331,7 +340,7 @@ class WriterTransaction:
         """Write what the transaction changed into the outbox, in the transaction itself."""
         if self._hook.others:
             check_attached(self.db)
-        if self._outbox.open or len(self._buffer):
+        if self._outbox.open or self._buffer.entries or self._buffer.spilled:
             if self._changes_before is None:
                 self._changes_before = self.db.changes()
             self._outbox.rows_written += self._schema.before_commit()
@@ -347,6 +356,7 @@ class WriterTransaction:
                 self.db.execute("ROLLBACK")
             self.reset()
             raise
+        self._schema.committed()
         self.reset()
 
 

@@ -43,6 +43,7 @@ class WriterSchema:
         self._changed = False  # by the open transaction
         self._before = TableStates({}, {})  # that
         self._stale = False
+        self._seen = -1  # SQLite's count of the file's changes when `now` was certainly its schema
         self._followed_at = 0  # the outbox's last id, once the open transaction has followed foreign programs
 
     def check(self) -> int:
@@ -55,7 +56,8 @@ class WriterSchema:
         # The write lock first: from then on nobody else changes the schema under this transaction.
         if db.txn_state(SCHEMA) != apsw.SQLITE_TXN_WRITE:
             db.blob_open(SCHEMA, SOURCE_TABLE, "uuid", 1, True).close()  # unlike a statement it counts no changes
-        if self._stale or schema_version(db) != self.now.version:
+        # The count tells what anybody has committed, at a fiftieth of a statement's time.
+        if self._stale or (db.data_version(SCHEMA) != self._seen and schema_version(db) != self.now.version):
             schema = read_schema(db, self.now)
             if schema.by_trigger:
                 written = self._follow()
@@ -86,9 +88,15 @@ class WriterSchema:
         self.now = schema
         self._recorder.use(schema)
 
+    def committed(self) -> None:
+        """Note that the transaction was committed, before `reset`."""
+        if self.checked:
+            self._seen = self._db.data_version(SCHEMA)
+
     def reset(self) -> None:
         """Note that the transaction has ended. Runs no SQL."""
-        self.may_be_back()
+        if self._changed or self._followed_at:
+            self._stale = True
         self.checked = self._changed = False
         self._followed_at = 0
 
@@ -97,9 +105,14 @@ class WriterSchema:
 
         Its number does not tell: a rollback puts it back, and the next change, of whomever, takes the same again.
         """
+        self.may_differ()
         if self._changed or self._followed_at:
-            self.checked = False
             self._stale = True
+
+    def may_differ(self) -> None:
+        """Look at the schema's number again: a statement that is no DDL may have changed it."""
+        self.checked = False
+        self._seen = -1
 
     def versions(self) -> tuple[int, int]:
         """Return the numbers of the main schema and of the temporary one, which every change raises."""
