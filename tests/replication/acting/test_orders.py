@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from fix_live_group import LiveGroup, live_group, words
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, GroupOrderError
 from tranlog.replication.acting.client import Satisfied, reach
 from tranlog.replication.acting.orders import Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
 from tranlog.replication.rules.packets import GroupOrder, OrderAnswer
+from tranlog.testing.servers import free_port
 
 FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("freeze", {"name": "a", "seconds": None}, "$.seconds"),
@@ -88,3 +89,14 @@ def test_a_member_with_too_many_tags_is_refused_and_the_primary_goes_on(tmp_path
         group.order("a", "add", name="b", address=group.options["b"].listen, tags={"site": "here"})
         with group.client() as client:
             assert isinstance(client.commit(words("x"), w=2, wtimeout=60.0), Satisfied)
+
+
+@pytest.mark.long
+def test_a_node_has_no_vote_before_it_holds_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the others are a majority without it; one that cannot be reached does not keep its order for long."""
+    monkeypatch.setattr("tranlog.replication.acting.orders._GONE_S", 0.5)
+    with live_group(tmp_path, "abc", via={"d": f"127.0.0.1:{free_port()}"}) as group:
+        with pytest.raises(GroupOrderError, match="d is in the group without a vote: there is no connection to it"):
+            group.add("d")
+        standing = group.nodes[group.await_primary()].standing
+        assert {one.name: one.votes for one in standing.config.members} == {"a": 1, "b": 1, "c": 1, "d": 0}

@@ -26,7 +26,16 @@ from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.election import is_elected
-from tranlog.replication.rules.packets import NO_GTID, PRIMARY, STATE_NAMES, UNKNOWN, WITNESS, GroupOrder, OrderAnswer
+from tranlog.replication.rules.packets import (
+    FATAL,
+    NO_GTID,
+    PRIMARY,
+    STATE_NAMES,
+    UNKNOWN,
+    WITNESS,
+    GroupOrder,
+    OrderAnswer,
+)
 
 if TYPE_CHECKING:
     from tranlog.replication.acting.node import GroupNode, NodeOptions
@@ -41,7 +50,9 @@ _PRIMARY_S = 10.0
 _CONNECTED_S = 5.0
 """So long a connection to the node that shall carry an order out is waited for."""
 PATIENCE_S = 600.0
-"""A new node may take so long to hold what the group has."""
+"""A new node may take so long to hold what the group has, """
+_GONE_S = 10.0
+"""and may be without a connection for so long."""
 Body = dict[str, Any]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -296,12 +307,41 @@ class Orders:
         self._check_name(voter, wanted.replace)
         if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
             await self._remove(_ByName(name=voter.name))
-        if not any(one.node == hello.node for one in node.standing.config.members):
+        known = node.standing.config.member(voter.node)
+        if known is None:
             first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
             await self._change(lambda members: [*members, first])
+        if voter.voter_with_data and not voter.delay_ms and (known is None or not known.voter_with_data):
+            await self._until_it_holds(voter)
         if voter.votes and not voter.witness:
             await self._change(lambda members: [voter if one.node == voter.node else one for one in members])
         return {"added": wanted.name, "node": hello.node, "warnings": warnings(node.standing.config)}
+
+    async def _until_it_holds(self, voter: Member) -> None:
+        """Wait until a node that is to have a vote has durable what is committed now. Raises GroupOrderError."""
+        node, loop, wanted = self._node, asyncio.get_running_loop(), self._node.standing.committed
+        begun = there = loop.time()
+
+        def look(core: Core) -> tuple[bool, int]:
+            ack, peer = core.mind.acks.get(voter.node), core.mind.peers.get(voter.node)
+            return ack is not None and ack.durable >= wanted, UNKNOWN if peer is None else peer.state
+
+        while not (found := await self._ask(look))[0]:
+            if node.standing.state != PRIMARY:
+                raise GroupOrderError(why=f"{node.options.node} is not the primary any more; give the order again")
+            link, why = node.links.links.get(voter.node), ""
+            if link is not None and link.wire is not None:
+                there = loop.time()
+            if found[1] == FATAL:
+                why = "it is FATAL; `tranlog node status` there says why"
+            elif loop.time() - there > _GONE_S:
+                why = f"there is no connection to it{f': {link.why}' if link is not None else ''}"
+            elif loop.time() - begun > PATIENCE_S:
+                why = f"it does not hold {wanted} after {PATIENCE_S:g} s"
+            if why:
+                why = f"{voter.name} is in the group without a vote: {why}. Given again, the order goes on from there"
+                raise GroupOrderError(why=why)
+            await asyncio.sleep(LOOK_S)
 
     def _check_name(self, wanted: Member, replace: bool) -> None:
         """Raise GroupOrderError where another node has that name, or, with `replace`, none has."""
