@@ -100,3 +100,20 @@ def test_a_node_has_no_vote_before_it_holds_what_is_committed(tmp_path: Path, mo
             group.add("d")
         standing = group.nodes[group.await_primary()].standing
         assert {one.name: one.votes for one in standing.config.members} == {"a": 1, "b": 1, "c": 1, "d": 0}
+
+
+@pytest.mark.long
+def test_an_add_of_a_member_changes_its_vote(tmp_path: Path) -> None:
+    """A primary steps down before it; one with a log is no witness by that."""
+    with live_group(tmp_path, "abc") as group:
+        former = group.await_primary()
+        address = group.options[former].listen
+        other = next(name for name in "abc" if name != former)
+        with pytest.raises(GroupOrderError, match=f"{other} keeps a log; `tranlog group remove {other}` first"):
+            group.order("a", "add", name=other, address=group.options[other].listen, priority=0, witness=True)
+        group.order("a", "add", name=former, address=address, votes=0, priority=0)
+        standing = group.nodes[group.await_primary()].standing
+        assert [one.name for one in standing.config.members if not one.votes] == [former]
+        group.order("a", "add", name=former, address=address, priority=3)
+        (at,) = [one for one in group.nodes["a"].standing.config.members if one.name == former]
+        assert (at.votes, at.priority) == (1, 3)

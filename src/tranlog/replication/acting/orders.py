@@ -172,7 +172,7 @@ class Orders:
             raise ConfigError(option=name, value=None, why=f"it has another form: {exc}") from exc
         if name == "reconfigure":
             return await carry(asked)
-        if name == "remove" or (isinstance(asked, AddNode) and asked.replace):
+        if name == "remove" or (isinstance(asked, AddNode) and (asked.replace or not asked.priority)):
             await self._depose(str(body["name"]))
         to = self._named(str(body["name"])) if name in _AT_NODE else self._node.standing.primary
         here = to == self._node.node if name in _AT_NODE else self._node.standing.state == PRIMARY
@@ -313,7 +313,7 @@ class Orders:
             await self._change(lambda members: [*members, first])
         if voter.voter_with_data and not voter.delay_ms and (known is None or not known.voter_with_data):
             await self._until_it_holds(voter)
-        if voter.votes and not voter.witness:
+        if node.standing.config.member(voter.node) != voter:
             await self._change(lambda members: [voter if one.node == voter.node else one for one in members])
         return {"added": wanted.name, "node": hello.node, "warnings": warnings(node.standing.config)}
 
@@ -344,13 +344,18 @@ class Orders:
             await asyncio.sleep(LOOK_S)
 
     def _check_name(self, wanted: Member, replace: bool) -> None:
-        """Raise GroupOrderError where another node has that name, or, with `replace`, none has."""
+        """Raise GroupOrderError where another node has that name, or a member would lose its log; with `replace`,
+        ConfigError where none has that name."""
         config, name = self._node.standing.config, wanted.name
         named = [one for one in config.members if one.name == name and one.node != wanted.node]
         if named and not replace:
             why = f"the group's {name} has the id {named[0].node}, and the node at {wanted.address} has {wanted.node}"
             next_step = f"`tranlog group add {name} {wanted.address} --replace` gives it that one's place for ever"
             raise GroupOrderError(why=f"{why}. If {name} was wiped, {next_step}")
+        known = config.member(wanted.node)
+        if known is not None and wanted.witness and not known.witness:
+            why = f"{name} keeps a log; `tranlog group remove {name}` first, and add it as a witness then"
+            raise GroupOrderError(why=why)
         if replace and not named and not any(one.node == wanted.node for one in config.members):
             raise ConfigError(option="--replace", value=name, why="no node of the group has this name")
         if replace and any((at := self._node.links.links.get(one.node)) and at.wire for one in named):
