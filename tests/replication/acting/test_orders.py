@@ -10,12 +10,12 @@ from unittest import mock
 import msgspec
 import pytest
 
-from fix_live_group import LiveGroup, live_group, words
+from fix_live_group import LiveGroup, eventually, live_group, words
 from tranlog.errors import ConfigError, GroupOrderError
 from tranlog.replication.acting.client import Satisfied, reach
 from tranlog.replication.acting.orders import Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
-from tranlog.replication.rules.packets import GroupOrder, OrderAnswer
+from tranlog.replication.rules.packets import REMOVED, GroupOrder, OrderAnswer
 from tranlog.testing.servers import free_port
 
 FORMS: list[tuple[str, dict[str, Any], str]] = [
@@ -117,3 +117,18 @@ def test_an_add_of_a_member_changes_its_vote(tmp_path: Path) -> None:
         group.order("a", "add", name=former, address=address, priority=3)
         (at,) = [one for one in group.nodes["a"].standing.config.members if one.name == former]
         assert (at.votes, at.priority) == (1, 3)
+
+
+@pytest.mark.long
+def test_a_node_that_was_removed_forces_nothing(tmp_path: Path) -> None:
+    """Else it would throw others out once it is admitted again."""
+    with live_group(tmp_path, "abc") as group:
+        primary = group.await_primary()
+        removed, other = (name for name in "abc" if name != primary)
+        group.order(primary, "remove", name=removed)
+        eventually(lambda: group.nodes[removed].standing.state == REMOVED)
+        with pytest.raises(GroupOrderError, match=f"{removed} is in the group no more"):
+            group.order(removed, "reconfigure", without=[primary])
+        group.order(primary, "add", name=removed, address=group.options[removed].listen)
+        group.await_whole()
+        assert {one.name for one in group.nodes[other].standing.config.members} == set("abc")

@@ -399,12 +399,17 @@ class Orders:
     async def _force(self, asked: _Force) -> Body:
         """Install a configuration here without asking anybody: of a majority that is lost for ever, or lost its logs.
 
-        What is committed and held by none of those that stay is lost. Raises GroupOrderError, ConfigError.
+        What is committed and held by none of those that stay is lost. A node that was removed has no say: its own one,
+        of a version that no later one reaches, would be the group's as soon as it is admitted again.
+        Raises GroupOrderError, ConfigError.
         """
         without = list(asked.without)
-        config = self._node.standing.config
+        config, name = self._node.standing.config, self._node.options.node
+        if config.member(self._node.node) is None:
+            why = f"{name} is in the group no more, and has no say in it; `tranlog group add` at a member admits it"
+            raise GroupOrderError(why=why)
         unknown = sorted(set(without) - {one.name for one in config.members})
-        if unknown or self._node.options.node in without:
+        if unknown or name in without:
             raise ConfigError(option="--without", value=unknown or without, why="other nodes of the group can be named")
 
         def force(core: Core) -> str | None:
@@ -414,7 +419,7 @@ class Orders:
         why = await self._ask(force)
         assert why is None, "a forced one is refused by nobody"
         logger.warning("The configuration was forced here. without=%s", ",".join(without) or "nobody")
-        return {"forced": self._node.options.node, "without": without}
+        return {"forced": name, "without": without}
 
     # --- what the node itself does ---
 
