@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from fix_live_group import LiveGroup, live_group, words
-from tranlog.errors import HandshakeError
+from fix_live_group import LONG_S, LiveGroup, live_group, words
+from tranlog.errors import ConfigError, GroupOrderError, HandshakeError
+from tranlog.log.writing.log import Log
 from tranlog.replication.acting import joining
 from tranlog.replication.acting.client import reach
 from tranlog.replication.acting.links import Greeting, greet
 from tranlog.replication.rules.config import ConfigId, NodeId
 from tranlog.replication.rules.packets import NO_GTID, Join
 from tranlog.replication.rules.versions import SPOKEN
+from tranlog.source.packer import pack
+from tranlog.testing.servers import free_port
 
 
 def test_a_second_join_ends_the_connection_and_begins_no_search(
@@ -66,3 +70,30 @@ def test_a_second_join_ends_the_connection_and_begins_no_search(
         group.run(play(group))
     assert searches == ["x"]
     assert caplog.text.count("a second Join before the first one was answered") == 1
+
+
+@pytest.mark.long
+def test_a_node_with_another_log_is_in_no_group_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends, and says what to do; its file is as before, so that it is admitted once its log is the group's."""
+    monkeypatch.setattr("tranlog.replication.acting.orders._GONE_S", 0.1)
+    with live_group(tmp_path, "a") as group:
+        with Log.open(str(tmp_path / "b"), source_id="x") as other:
+            other.transact(pack(words("of another log"), source_id="x", event_id="x", tstamp=1))
+        listen = f"127.0.0.1:{free_port()}"
+        group.options["b"] = replace(group.options["a"], dir=str(tmp_path / "b"), node="b", listen=listen)
+        node = group.start("b")
+        order = group.nodes["a"].orders.give("add", {"name": "b", "address": listen})
+        adding = asyncio.run_coroutine_threadsafe(order, group.loop)
+        with pytest.raises(ConfigError, match="it holds a log that is not the group's: run the node on an empty one"):
+            group.run(node.ended())
+        stored = node.state_file.load()
+        assert stored is not None and not stored.group
+        group.stop("b")
+        with pytest.raises(GroupOrderError, match="b is in the group without a vote"):
+            adding.result(LONG_S)
+        for one in (tmp_path / "b").iterdir():
+            if one.is_file():
+                one.unlink()
+        group.start("b")
+        group.order("a", "add", name="b", address=listen)
+        group.await_whole()

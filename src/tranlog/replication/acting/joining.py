@@ -13,7 +13,7 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from tranlog.errors import LogError, TranlogError
+from tranlog.errors import ConfigError, GroupFileError, LogError, TranlogError
 from tranlog.ids import Gtid
 from tranlog.log.files.commit_point import GROUP_DIR
 from tranlog.replication.acting.core_thread import CoreThread
@@ -63,8 +63,11 @@ class Joins:
     async def _become(self, stored: Stored) -> None:
         node = self._node
         try:
-            await asyncio.to_thread(node.state_file.store, stored)
-            await node.begin()
+            await node.begin(stored)
+        except GroupFileError:
+            mend = f"run the node on an empty one, or on a copy of a member's without its {GROUP_DIR}/"
+            why = f"it holds a log that is not the group's: {mend}, and give the order to add it again"
+            node.failed(ConfigError(option="log.dir", value=node.options.dir, why=why))
         except TranlogError as exc:
             node.failed(exc)
         else:

@@ -241,9 +241,11 @@ class GroupNode:
         if self.thread is not None:
             self.thread.stop()
 
-    async def begin(self) -> None:
-        """Open the log, and start the core with what the node's file holds. Raises as `open_log`."""
-        stored = await asyncio.to_thread(self.state_file.load)
+    async def begin(self, admitted: Stored | None = None) -> None:
+        """Open the log, and start the core with what the node's file holds. `admitted`: what it is to hold from now
+        on, where the log is the group's. Raises as `open_log`.
+        """
+        stored = admitted or await asyncio.to_thread(self.state_file.load)
         assert stored is not None and stored.group
         own = stored.config.member(stored.node) if stored.config is not None else None
         if own is not None and own.name != self.options.node:
