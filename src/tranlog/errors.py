@@ -761,13 +761,13 @@ class StateError(PipelineError):
 
 
 class ControlError(PipelineError):
-    """The endpoint of a running pipeline cannot be reached, or does not answer as it should."""
+    """The endpoint of a running process cannot be reached, or does not answer as it should."""
 
     where: str
     why: str
     remedy: str
 
-    template = "no running pipeline answers at {where}: {why}. {remedy}"
+    template = "no running process answers at {where}: {why}. {remedy}"
 
 
 class EngineError(PipelineError):

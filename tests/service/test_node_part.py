@@ -12,9 +12,11 @@ from fix_live_group import live_group
 from fix_server import at_port
 from tranlog.ids import Gtid
 from tranlog.service.commands.cli import main
+from tranlog.service.config.exposure import Exposure
 from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.node_part import NodePart
 
+SECRET = "0123456789abcdef"
 CONFIG = """\
 [service]
 name = "shop"
@@ -80,4 +82,24 @@ def test_a_group_is_founded_once(
     assert main(["log", "add"]) == 4
     assert "belongs to node a of group shop: only the node may write it" in capsys.readouterr().err
     assert main(["group", "who"]) == 4
-    assert capsys.readouterr().err != ""
+    assert "nobody listens there. Start the node with `tranlog node run`, or" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_configured_port_is_asked_with_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a pipeline's; the option is for one that the configuration does not name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("secret", "elsewhere"):
+        Path(name).write_text(SECRET)
+        Path(name).chmod(0o600)
+    exposure = Exposure(secret=SECRET)
+    with live_group(tmp_path, "a") as group:
+        with at_port(NodePart(group.nodes["a"], group.loop), exposure=exposure) as address:
+            lines = CONFIG.format(node="a") + f'control = "{address}"\n'
+            Path("tranlog.toml").write_text(lines + '[pipeline]\nsecret_file = "secret"\n')
+            assert (main(["group", "who"]), capsys.readouterr().out) == (0, "a\n")
+            Path("tranlog.toml").write_text(lines)
+            assert main(["group", "who"]) != 0
+            assert main(["group", "who", "--secret-file", "elsewhere"]) == 0

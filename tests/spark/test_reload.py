@@ -150,7 +150,7 @@ def test_channels_and_rule_change_under_load_and_kills(tmp_path: Path, postgres,
                 wait_until(lambda: service.row().stop_at_seqno is not None or service.row().token != token)
                 driver.kill()
                 said = asking.communicate()
-                assert asking.returncode == 4 and "no running pipeline answers" in said[1], said
+                assert asking.returncode == 4 and "no running process answers" in said[1], said
         with service.running() as driver:
             wait_until(lambda: len(service.rows()) == 3 or driver.process.poll() is not None)
             service.configure("channels = 5")

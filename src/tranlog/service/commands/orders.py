@@ -38,7 +38,7 @@ from tranlog.service.frame.command import AsJson, answer, flag, one_of, option, 
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
-from tranlog.service.process.client import GRACE_S, RunningPipeline, node_of, writer_of
+from tranlog.service.process.client import GRACE_S, NODE_START, RunningPipeline, node_of, writer_of
 from tranlog.service.process.operating import parse_time
 from tranlog.source.kinds import source_kind
 
@@ -92,12 +92,16 @@ def _node(
     tls_cert: Certificate = None,
     secret_file: SecretFile = None,
 ) -> RunningPipeline:
-    if host is not None:
-        return RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
-    config = config_of(ctx)
-    port = () if config.group.control is None else (config.group.control,)
-    found = node_of(config.log_dir)
-    return dataclasses.replace(found, addresses=found.addresses + port)
+    addresses: tuple[str, ...] = ()
+    if host is None:
+        config = config_of(ctx)
+        addresses, host = node_of(config.log_dir).addresses, config.group.control
+        if host is not None:
+            secret_file, tls_ca = secret_file or config.pipeline.secret_file, tls_ca or config.pipeline.tls_certificate
+    given: dict[str, Any] = {"secret_file": secret_file, "authority": tls_ca, "certificate": tls_cert}
+    found = RunningPipeline.at(host or "", **given)
+    addresses += found.addresses if host is not None else ()
+    return dataclasses.replace(found, addresses=addresses, start=NODE_START)
 
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:

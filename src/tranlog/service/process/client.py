@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 GRACE_S: Final = 15.0
 """How much longer than its request a caller waits for the answer."""
 _START: Final = "Start one with `tranlog apply` or `tranlog run`, or use --host for its address"
+NODE_START: Final = "Start the node with `tranlog node run`, or use --host for its address"
 _NEWER: Final = "Use the release that the pipeline runs with"
 _AGAIN: Final = "See whether its process runs, and take the message again"
 
@@ -60,8 +61,9 @@ def _client(address: str, timeout_s: float, authority: str | None, certificate: 
         yield opened.enter_context(httpx.Client(base_url=base, transport=transport, timeout=timeout_s, trust_env=False))
 
 
-def _read(address: str, answer: httpx.Response, watch: Watch | None) -> Any:
-    """Read an answer. Raises Told for an error in it, ControlError where it is none of ours."""
+def _read(address: str, answer: httpx.Response, watch: Watch | None, start: str) -> Any:
+    """Read an answer. Raises Told for an error in it, ControlError where it is none of ours; `start`: how such a
+    process is started."""
     other = other_api(answer.headers.get("Server", ""))
     if other is not None:
         raise ControlError(where=address, why=f"it is {other}, and this program {NAME}", remedy=_NEWER)
@@ -79,13 +81,13 @@ def _read(address: str, answer: httpx.Response, watch: Watch | None) -> Any:
         except (msgspec.DecodeError, KeyError, TypeError) as exc:
             raise ControlError(where=address, why=f"it answers in another form: {exc}", remedy=_NEWER) from exc
         raise Told(failure.type, failure.message, failure.exit_code)
-    raise ControlError(where=address, why="it ended without an answer", remedy=_START)
+    raise ControlError(where=address, why="it ended without an answer", remedy=start)
 
 
-def _head(address: str, answer: httpx.Response) -> tuple[Any, Iterator[bytes]]:
+def _head(address: str, answer: httpx.Response, start: str) -> tuple[Any, Iterator[bytes]]:
     """Read an answer's line of JSON; its content is read as it is asked for. Raises as `_read`."""
     if not answer.headers.get("Content-Type", "").startswith(OCTETS):
-        _read(address, answer, None)
+        _read(address, answer, None, start)
         raise ControlError(where=address, why="it answers in another form", remedy=_NEWER)
     parts, line = answer.iter_raw(), b""
     while b"\n" not in line:
@@ -149,13 +151,14 @@ class RunningPipeline:
 
     `addresses`: where it may listen, the first that answers is asked; a socket's path has a slash, else HOST:PORT.
     `authority`: whose certificates are believed beyond loopback, a PEM file; None: the system's. `certificate`: the
-    caller's own with its key, a PEM file.
+    caller's own with its key, a PEM file. `start`: how such a process is started, for messages.
     """
 
     addresses: tuple[str, ...]
     secret: str | None = field(default=None, repr=False)
     authority: str | None = None
     certificate: str | None = None
+    start: str = _START
 
     @classmethod
     def at(
@@ -217,14 +220,14 @@ class RunningPipeline:
         spoken. Raises ControlError where nobody answers, Told for an error of the process's.
         """
         with self._asked(path, body, None, timeout_s) as (address, answer):
-            return _read(address, answer, watch)
+            return _read(address, answer, watch, self.start)
 
     def send(self, path: str, body: object, content: Iterable[bytes], *, timeout_s: float = GRACE_S) -> Any:
         """As `ask`, with content of any size after the body. Raises what reading the content raises, too."""
         given = _Given(msgspec.json.encode(body), content)
         try:
             with self._asked(path, body, given, timeout_s) as (address, answer):
-                return _read(address, answer, None)
+                return _read(address, answer, None, self.start)
         except ControlError:
             if given.failure is not None:
                 raise given.failure from None
@@ -234,7 +237,7 @@ class RunningPipeline:
         """As `ask`, for an answer with content. Its connection stays until the answer is closed."""
         with contextlib.ExitStack() as opened:
             address, answer = opened.enter_context(self._asked(path, body, None, timeout_s))
-            head, content = _head(address, answer)
+            head, content = _head(address, answer, self.start)
             return Sending(head=head, content=content, close=opened.pop_all().close)
 
     @contextlib.contextmanager
@@ -260,8 +263,8 @@ class RunningPipeline:
             except (httpx.HTTPError, OSError) as exc:  # the latter of a socket's folder
                 cause = _cause(exc)
                 if not isinstance(cause, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
-                    raise ControlError(where=address, why=_words(exc, cause), remedy=_START) from exc
-        raise ControlError(where=", ".join(self.addresses), why="nobody listens there", remedy=_START)
+                    raise ControlError(where=address, why=_words(exc, cause), remedy=self.start) from exc
+        raise ControlError(where=", ".join(self.addresses), why="nobody listens there", remedy=self.start)
 
     def state(self, *, timeout_s: float = GRACE_S) -> OperationState:
         """Return its state, and the error that took it offline. Raises as `ask`."""
@@ -343,7 +346,8 @@ def writer_of(log_dir: str) -> RunningPipeline:
 
 def node_of(log_dir: str) -> RunningPipeline:
     """Return the node of a group that has a log, running or not."""
-    return RunningPipeline(addresses=tuple(socket_paths(log_dir, NODE_NAME, runtime_dir=runtime_dir())))
+    paths = socket_paths(log_dir, NODE_NAME, runtime_dir=runtime_dir())
+    return RunningPipeline(addresses=tuple(paths), start=NODE_START)
 
 
 def capture_state(log_dir: str, *, timeout_s: float = GRACE_S) -> CaptureState | None:
