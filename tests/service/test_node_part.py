@@ -55,6 +55,8 @@ def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.Captu
         assert code == 2 and "no node of the group has this name" in err
         code, _, err = told("group", "reconfigure", "--without", "a")
         assert code == 2 and "only by force" in err
+        assert told("group", "step-down", "--within", "inf")[0] == 2
+        assert told("group", "freeze", "b", "0")[:2] == (0, "node b may stand again\n")
         code, out, err = told("group", "step-down", "--json")
         assert (code, out) == (0, '{"stepped_down":"a"}\n'), err
         assert group.await_primary() == "b"

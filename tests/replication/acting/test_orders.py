@@ -15,12 +15,14 @@ from tranlog.errors import ConfigError, GroupOrderError
 from tranlog.replication.acting.client import Satisfied, reach
 from tranlog.replication.acting.orders import Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
+from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import REMOVED, GroupOrder, OrderAnswer
 from tranlog.testing.servers import free_port
 
 FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("freeze", {"name": "a", "seconds": None}, "$.seconds"),
     ("freeze", {"name": "a", "seconds": -1}, "$.seconds"),
+    ("freeze", {"name": "a", "seconds": 1e300}, "$.seconds"),
     ("freeze", {}, "name"),
     ("step-down", {"within_s": "soon"}, "$.within_s"),
     ("step-down", {"force": 1}, "$.force"),
@@ -132,3 +134,19 @@ def test_a_node_that_was_removed_forces_nothing(tmp_path: Path) -> None:
         group.order(primary, "add", name=removed, address=group.options[removed].listen)
         group.await_whole()
         assert {one.name for one in group.nodes[other].standing.config.members} == set("abc")
+
+
+@pytest.mark.long
+def test_a_primary_that_does_not_step_down_says_why(tmp_path: Path) -> None:
+    with live_group(tmp_path, "ab") as group:
+        primary = group.await_primary()
+        (other,) = set("ab") - {primary}
+        group.order(primary, "freeze", name=other, seconds=60)
+        thread = group.nodes[primary].thread
+        assert thread is not None
+        eventually(lambda: not thread.call(Core.willing).result())  # at its next heartbeat
+        with pytest.raises(GroupOrderError, match="no other node would be primary now"):
+            group.order(primary, "step-down", within_s=0.5)
+        group.order(primary, "add", name=other, address=group.options[other].listen, priority=0)
+        with pytest.raises(GroupOrderError, match="no other node may be primary, by its vote and its priority"):
+            group.order(primary, "step-down")

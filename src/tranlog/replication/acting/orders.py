@@ -53,8 +53,10 @@ PATIENCE_S = 600.0
 """A new node may take so long to hold what the group has, """
 _GONE_S = 10.0
 """and may be without a connection for so long."""
+SECONDS_MAX = 1e9
+"""What an operator gives is no more: some thirty years."""
 Body = dict[str, Any]
-_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 
 
 class AddNode(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -385,14 +387,19 @@ class Orders:
     async def _step_down(self, asked: _StepDown) -> Body:
         within, force = asked.within_s, asked.force
         node, loop = self._node, asyncio.get_running_loop()
-        if len(node.standing.config.members) == 1:
+        others = [one for one in node.standing.config.members if one.node != node.node]
+        if not others:
             raise GroupOrderError(why="there is no other node in the group")
+        if not force and not any(one.electable for one in others):
+            raise GroupOrderError(why="no other node may be primary, by its vote and its priority")
         await self._ask(lambda core: core.hand_over(NO_NODE, int(within * 1000), force=force))
         until = loop.time() + within + 1.0
         while node.standing.state == PRIMARY and loop.time() < until:
             await asyncio.sleep(LOOK_S)
         if node.standing.state == PRIMARY:
-            why = f"no other node had everything within {within:g} s"
+            why, willing = f"no other node had everything within {within:g} s", await self._ask(Core.willing)
+            if not any(one.electable and one.node in willing for one in others):
+                why = "no other node would be primary now: each is gone, frozen or no REPLICA, or has priority 0"
             raise GroupOrderError(why=f"{why}; {node.options.node} stays primary, and commits go on")
         return {"stepped_down": node.options.node}
 

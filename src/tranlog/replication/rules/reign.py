@@ -33,6 +33,10 @@ class Reigning(Beating):
         mind = self.mind
         return mind.state == PRIMARY and mind.handing is None and self.log.last.epoch == mind.epoch
 
+    def willing(self) -> dict[NodeId, Gtid]:
+        """Return the nodes that are alive and would be primary, with the end of their logs."""
+        return {node: peer.last for node, peer in self.mind.peers.items() if peer.stands and self._alive(peer)}
+
     def freeze(self, until: int) -> None:
         """Do not stand for election before that moment; a moment in the past ends the freeze."""
         self.mind.frozen_until = until
@@ -62,7 +66,7 @@ class Reigning(Beating):
         """Ask for a pre-vote; once, a node of higher priority is waited for."""
         own, mind = self.config.member(self.node), self.mind
         assert own is not None
-        if not mind.waited and higher(self.config, self._willing(), own, self.log.last):
+        if not mind.waited and higher(self.config, self.willing(), own, self.log.last):
             mind.waited = True
             return
         mind.waited = False
@@ -149,10 +153,6 @@ class Reigning(Beating):
 
     # --- reigning ---
 
-    def _willing(self) -> dict[NodeId, Gtid]:
-        """Return the nodes that are alive and would be primary, with the end of their logs."""
-        return {node: peer.last for node, peer in self.mind.peers.items() if peer.stands and self._alive(peer)}
-
     def _reign(self) -> None:
         """Do what a primary does as time passes."""
         mind, config = self.mind, self.config
@@ -162,7 +162,7 @@ class Reigning(Beating):
         own = config.member(self.node)
         if own is not None and mind.handing is None and mind.now >= mind.takeover_at:
             mind.takeover_at = mind.now + PATIENCE_MOST * config.heartbeat_ms
-            to = heir(config, self._willing(), self._recent(), without=self.node)
+            to = heir(config, self.willing(), self._recent(), without=self.node)
             better = config.member(to)
             if better is not None and better.priority > own.priority:
                 self.hand_over(to, PATIENCE_LEAST * config.heartbeat_ms)
@@ -177,7 +177,7 @@ class Reigning(Beating):
         mind, handing = self.mind, self.mind.handing
         if handing is None:
             return
-        willing = self._willing().keys()
+        willing = self.willing().keys()
         having = {node: ack.durable for node, ack in mind.acks.items() if node in willing}
         if handing.to != NO_NODE:
             having = {handing.to: having.get(handing.to, NO_GTID)}

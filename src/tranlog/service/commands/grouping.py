@@ -19,7 +19,8 @@ import typer
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.node import GroupNode, found_group
-from tranlog.replication.acting.orders import AddNode, MemberStatus, NodeStatus
+from tranlog.replication.acting.orders import SECONDS_MAX, AddNode, MemberStatus, NodeStatus
+from tranlog.replication.rules.config import PRIORITY_MAX
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
@@ -233,7 +234,9 @@ def add(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where it listens.")],
     no_vote: Annotated[bool, typer.Option("--no-vote", help="It keeps a log, and has no vote.")] = False,
     witness: Annotated[bool, typer.Option("--witness", help="It votes, and keeps no log.")] = False,
-    priority: Annotated[int, typer.Option("--priority", metavar="N", help="0 is never primary.", min=0)] = 1,
+    priority: Annotated[
+        int, typer.Option("--priority", metavar="N", help="0 is never primary.", min=0, max=PRIORITY_MAX)
+    ] = 1,
     replace: Annotated[
         bool, typer.Option("--replace", help="It takes the place of the node of its name, which was wiped.")
     ] = False,
@@ -298,7 +301,7 @@ def restore(
     For a node that is FATAL, or for whom no other one has what it lacks. It runs meanwhile. What it alone may have is
     saved first: `tranlog rollback list` there. Until the new log is there whole it keeps the old one.
 
-    
+    \b
     Example:
       tranlog --conf a.toml group restore c
       tranlog --conf c.toml node status
@@ -335,7 +338,7 @@ def reconfigure(
 def freeze(
     asks: Ask,
     name: Name,
-    seconds: Annotated[float, typer.Argument(metavar="S", min=0, help="For so long; 0 ends it.")],
+    seconds: Annotated[float, typer.Argument(metavar="S", min=0, max=SECONDS_MAX, help="For so long; 0 ends it.")],
     as_json: AsJson = False,
 ) -> None:
     """Have a node not stand to be primary for a while. It votes.
@@ -345,7 +348,7 @@ def freeze(
       tranlog --conf a.toml group freeze c 120
     """
     found = asks("/group/freeze", Freeze(name=name, seconds=seconds))
-    answer(found, f"node {name} does not stand for {seconds:g} s", as_json)
+    answer(found, f"node {name} {f'does not stand for {seconds:g} s' if seconds else 'may stand again'}", as_json)
 
 
 @group_app.command("sync-from")
@@ -370,7 +373,9 @@ def sync_from(
 @reaching_node
 def step_down(
     asks: Ask,
-    within: Annotated[float, typer.Option("--within", metavar="S", min=0, help="For so long commits stop.")] = 10.0,
+    within: Annotated[
+        float, typer.Option("--within", metavar="S", min=0, max=SECONDS_MAX, help="For so long commits stop.")
+    ] = 10.0,
     force: Annotated[bool, typer.Option("--force", help="Although no other node has everything.")] = False,
     as_json: AsJson = False,
 ) -> None:
