@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain, sent
+from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain, sent, vote_for
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, NodeId
 from tranlog.replication.rules.effects import DropParts, Effect, KeepAlive, KeepFrom, Put, Restore, Send
@@ -19,6 +19,7 @@ from tranlog.replication.rules.packets import (
     ChunksGone,
     Follow,
     Here,
+    PreVote,
     Records,
     SpillChunk,
     Where,
@@ -209,6 +210,29 @@ def test_chunks_keep_a_stream_going() -> None:
         node.get(B, chunk)
         assert not of(Where, node.wait(HEARTBEAT)), "it is not asked anew"
     assert node.core.intake.number == number
+
+
+def test_a_stream_is_a_sign_of_life() -> None:
+    """Heartbeats wait behind it on a slow line: whoever gets it neither stands, nor votes for whoever does."""
+    node = Alone(A, group(A, B, C), log_of(1))
+    node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 50))
+    node.wait(1)
+    node.core.intake.streaming = True
+    number = node.core.intake.number
+    for seq in range(1, 40):
+        if seq % 2:
+            chunk = SpillChunk(number=number, oid=b"o", seq=seq, codec=0, raw_length=1, offset=0, size=1, raw=b"x")
+            node.get(B, chunk)
+        else:
+            at = node.log.last
+            piece = Records(
+                number=number, after=at, last=at, committed=gtid(1, 0), epoch=1, part=node.core.intake.part, raw=b"r"
+            )
+            node.core.step(B, piece, node.now)
+            assert Put(b"r", node.core.intake.part - 1, whole=False) in node.core.ready()
+        assert not of(PreVote, node.wait(HEARTBEAT))
+        assert vote_for(node, C, 2) == "I hear a primary"
+    assert of(PreVote, node.wait())
 
 
 def test_what_is_committed_goes_past_the_chunks_of_open_transactions() -> None:

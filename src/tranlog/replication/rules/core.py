@@ -356,7 +356,9 @@ class Core(Answering):
         self._see_epoch(records.epoch)
         if records.epoch < mind.epoch:
             intake.stop()
-        elif (records.after, records.part) == (self.log.last, intake.part):
+            return
+        self._hear(sender)
+        if (records.after, records.part) == (self.log.last, intake.part):
             intake.since = mind.now
             intake.received += len(records.raw)
             mind.heard_commit = max(mind.heard_commit, records.committed)
@@ -369,9 +371,18 @@ class Core(Answering):
         elif (records.after, records.part) > (self.log.last, intake.part):
             self._search(sender)  # something was lost on the way
 
+    def _hear(self, source: NodeId) -> None:
+        """What a source streams is as good a sign of life as its heartbeats, which wait behind it."""
+        mind = self.mind
+        if source in mind.peers:
+            mind.peers[source].heard = mind.now
+        if source == mind.primary and mind.primary_epoch == mind.epoch:
+            mind.primary_heard = mind.now
+
     def _on_chunk(self, sender: NodeId, chunk: SpillChunk) -> None:
         intake = self.intake
         if intake.streaming and (intake.source, intake.number) == (sender, chunk.number):
+            self._hear(sender)
             intake.since = self.mind.now
             intake.received += len(chunk.raw)
             raw = RawChunk(chunk.oid, chunk.seq, chunk.codec, chunk.raw_length, chunk.raw)

@@ -20,7 +20,6 @@ from tranlog.replication.rules.effects import Effect, KeepFrom, ReplicatedLog, R
 from tranlog.replication.rules.packets import (
     NO_GTID,
     RAW_BYTES,
-    RAW_BYTES_MAX,
     READABLE,
     ChunksGone,
     Follow,
@@ -132,7 +131,7 @@ def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk], spare: int
         while behind < size:
             if stream.credit <= spare:
                 return
-            offset, raw = behind, one.raw[behind : behind + RAW_BYTES_MAX]
+            offset, raw = behind, one.raw[behind : behind + RAW_BYTES]
             behind += len(raw)
             whole = behind == size
             stream.chunks[one.oid], stream.offsets[one.oid] = (one.seq + 1, 0) if whole else (one.seq, behind)
