@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from fix_group import HEARTBEAT, LONG, A, Alone, B, C, D, group, gtid, plain, witness
 from tranlog.ids import Seqno
@@ -142,8 +143,31 @@ def test_a_spilled_transaction_waits_until_a_majority_has_almost_all_its_chunks(
     streams[C].chunks[b"o"] = 4
     commits.put(wanted[0], 0)
     assert not commits.take(one.core)
+    one.core.mind.now += LONG // 2 + 1
+    streams[C].offsets[b"o"] = 500
+    assert not commits.take(one.core), "a part of a chunk has gone out"
+    one.core.mind.now += LONG // 2 + 1
+    assert not commits.take(one.core)
     one.core.mind.now += LONG
     assert commits.take(one.core) == wanted
+
+
+def test_a_spilled_transaction_waits_no_longer_than_its_client() -> None:
+    """It is written then; what any commit has waited before is taken off its timeout."""
+    one = Primary()
+    one.log.spilled[b"o"] = [RawChunk(b"o", seq, 0, 1, b"c") for seq in range(10)]
+    one.core.feeder.streams[B] = Stream(1, one.log.last, 0, 0, 0, {b"o": 3})
+    commits = CommitQueue(one.flow)
+    large, small = (
+        CommitWanted(lambda log: gtid(1, 1), 1, 1500, Nobody(), lambda: None, oid=oid) for oid in (b"o", b"")
+    )
+    commits.put(large, one.core.mind.now)
+    assert commits.take(one.core) == []
+    commits.put(small, one.core.mind.now)
+    one.core.mind.now += 1499
+    assert commits.take(one.core) == [replace(small, wtimeout_ms=1)] and commits.take(one.core) == []
+    one.core.mind.now += 1
+    assert commits.take(one.core) == [replace(large, wtimeout_ms=1)] and not commits
 
 
 def test_a_commit_waits_as_long_as_its_client_gave_it() -> None:

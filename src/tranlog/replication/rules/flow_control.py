@@ -82,9 +82,10 @@ class FlowControl:
         if sum([one + CHUNKS_LEFT >= chunks for one in sent]) >= needed:
             self._spread.pop(oid, None)
             return True
+        moved = sum(sent) + sum([one.offsets.get(oid, 0) for one in streams.values()])
         known = self._spread.get(oid)
-        if known is None or known[0] != sum(sent):
-            self._spread[oid] = known = sum(sent), mind.now
+        if known is None or known[0] != moved:
+            self._spread[oid] = known = moved, mind.now
         return mind.now - known[1] > PATIENCE_MOST * config.heartbeat_ms
 
     def _moves(self, config: GroupConfig, node: NodeId, mind: Mind) -> bool:
