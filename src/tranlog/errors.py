@@ -359,10 +359,10 @@ class NotPrimaryError(LogError):
     """A member of a group follows, and takes no transaction of its own; or it led, and does no more."""
 
     path: str
+    known: str = "Transactions that waited for its sync may or may not stay in the log"
 
     template = (
-        "the log at {path} is not its group's primary, or is no longer. Transactions that waited for its sync may "
-        "or may not stay in the log. Append at the primary those that are missing there"
+        "the log at {path} is not its group's primary, or is no longer. {known}. Append at the primary what is missing"
     )
 
 

@@ -160,7 +160,7 @@ def test_a_reign_that_ends_ends_it(tmp_path: Path) -> None:
                 large.add(row(at))
             eventually(lambda: sum(log.open_spills().values()) > 0)
             group.order(former, "step-down")
-            with pytest.raises(NotPrimaryError):
+            with pytest.raises(NotPrimaryError, match="Nothing was written"):
                 large.add(one for at in itertools.count() for one in row(at))
         eventually(lambda: not log.open_spills())
         group.await_primary()

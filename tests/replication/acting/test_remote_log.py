@@ -391,3 +391,14 @@ def test_who_waits_for_what_was_rolled_back_is_told(tmp_path: Path) -> None:
 def test_what_says_no_wish_is_refused_before_a_node_is_asked(given: str) -> None:
     with pytest.raises(TypeError, match=f"{given} is of the type"):
         open_remote("thl://127.0.0.1:1", find_s=0.0, **{given: 7})  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_a_node_that_is_gone_is_named_once(tmp_path: Path) -> None:
+    """However many others name it."""
+    with live_group(tmp_path, "abc") as group:
+        gone = group.options["c"].listen
+        group.stop("c")
+        with pytest.raises(NoNodeError, match="none of 3 nodes fits") as caught:
+            remote(group, prefer="replica", tags=[{"site": "elsewhere"}], find_s=0.1)
+        assert str(caught.value).count(f"; {gone}: ") == 1

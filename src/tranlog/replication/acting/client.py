@@ -658,7 +658,7 @@ class AsyncRemoteTransaction:
             if told is None:
                 raise self._lost()
             if isinstance(self._group.answered(self._connection, told), NotPrimary):
-                raise NotPrimaryError(path=self._connection.address)
+                raise NotPrimaryError(path=self._connection.address, known=NOTHING_WRITTEN)
         if not self._begun:
             self._begun = True
             wire.send(

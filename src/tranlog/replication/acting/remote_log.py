@@ -388,7 +388,8 @@ class _Choice:
                     return found
             left = (alone if is_alone else until) - loop.time()
             if not is_alone and left <= 0:
-                raise NoNodeError(where=self._url, why=f"{self._preference.value} was asked for; {'; '.join(troubles)}")
+                why = "; ".join([f"{self._preference.value} was asked for", *dict.fromkeys(troubles)])
+                raise NoNodeError(where=self._url, why=why)
             await asyncio.sleep(max(min(next(waits), left), 0.0))
 
     async def _through(self, address: str, wished: Preference, troubles: list[str]) -> tuple[Connection, str] | None:
