@@ -23,6 +23,15 @@ def split_address(option: str, text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def check_reachable(option: str, text: str) -> None:
+    """Refuse an address to which nobody can connect. Raises ConfigError."""
+    host, port = split_address(option, text)
+    if is_literal(host) and ipaddress.ip_address(host).is_unspecified:
+        raise ConfigError(option=option, value=text, why="others cannot connect to it: name the host as they reach it")
+    if not port:
+        raise ConfigError(option=option, value=text, why="others cannot connect to port 0")
+
+
 def is_loopback(host: str) -> bool:
     """Whether nobody outside this machine reaches an address. A name other than localhost might be anything."""
     return host == "localhost" or (is_literal(host) and ipaddress.ip_address(host).is_loopback)

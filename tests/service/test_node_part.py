@@ -76,6 +76,12 @@ def test_a_group_is_founded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for lines in ('listen = "0.0.0.0:2112"', 'listen = "127.0.0.1"', 'address = "::"', 'address = "a:0"'):
+        told = CONFIG.format(node="a").replace('listen = "127.0.0.1:2112"', lines)
+        (tmp_path / "tranlog.toml").write_text(told)
+        assert main(["group", "init"]) == 2
+        assert lines.split()[-1].strip('"') in capsys.readouterr().err
+        assert not (tmp_path / "log").exists()
     (tmp_path / "tranlog.toml").write_text(CONFIG.format(node="a"))
     assert main(["group", "init"]) == 0
     assert capsys.readouterr().out.endswith("has one node, a at 127.0.0.1:2112\n")

@@ -34,6 +34,7 @@ FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("add", {"name": "b"}, "address"),
     ("add", {"name": "b", "address": "h:1", "tags": {"x": 1}}, "$.tags"),
     ("add", {"name": "b", "address": "h:1", "unknown": 1}, "unknown"),
+    ("add", {"name": "b", "address": "0.0.0.0:2112"}, "others cannot connect to it"),
     ("dance", {}, "there is no such order"),
 ]
 

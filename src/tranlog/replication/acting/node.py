@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tranlog.addresses import check_reachable, split_address
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import ConfigError, GroupFileError, TranlogError
@@ -449,8 +450,11 @@ def new_node_id() -> NodeId:
 def found_group(options: NodeOptions, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> Stored:
     """Make a group of this one node, from an empty directory or a log, whose GTIDs stay. Nothing runs there.
 
-    Raises ConfigError if the node is in a group already; LogLockedError; as `MemberLog.follow`.
+    Raises ConfigError if the node is in a group already, or others could not reach it; LogLockedError; as
+    `MemberLog.follow`.
     """
+    split_address("group.listen", options.listen)
+    check_reachable("group.address", options.reached_at)
     lock = lock_node(options, disk)
     try:
         state = StateFile(disk, group_dir(options.dir))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from tranlog.addresses import check_reachable
 from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, TranlogError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.commit_queue import CommitQueue
@@ -293,6 +294,7 @@ class Orders:
         With `replace` it takes the place of the one of its name, which was wiped, and is removed first.
         """
         node = self._node
+        check_reachable("address", wanted.address)
         try:
             wire, hello = await greet(wanted.address, Greeting(), node.tls)
         except (OSError, HandshakeError) as exc:
