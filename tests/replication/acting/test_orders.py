@@ -13,7 +13,7 @@ import pytest
 from fix_live_group import LiveGroup, eventually, live_group, words
 from tranlog.errors import ConfigError, GroupOrderError
 from tranlog.replication.acting.client import Satisfied, reach
-from tranlog.replication.acting.orders import Orders
+from tranlog.replication.acting.orders import NodeStatus, Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import REMOVED, GroupOrder, OrderAnswer
@@ -151,3 +151,20 @@ def test_a_primary_that_does_not_step_down_says_why(tmp_path: Path) -> None:
         group.order(primary, "add", name=other, address=group.options[other].listen, priority=0)
         with pytest.raises(GroupOrderError, match="no other node may be primary, by its vote and its priority"):
             group.order(primary, "step-down")
+
+
+@pytest.mark.long
+def test_a_node_that_is_gone_is_down(tmp_path: Path) -> None:
+    """Also to whoever knew it as the primary: without the others nobody is one."""
+    with live_group(tmp_path, "abc") as group:
+        primary = group.await_primary()
+        last, other = (name for name in "abc" if name != primary)
+        group.stop(other)
+        group.stop(primary)
+
+        def status() -> NodeStatus:
+            return group.run(group.nodes[last].orders.status())
+
+        eventually(lambda: {one.state for one in status().members if one.name != last} == {"DOWN"})
+        assert status().primary is None
+        assert all(one.heard_ms is not None for one in status().members), "they were heard before"

@@ -28,11 +28,11 @@ from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Mem
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.election import is_elected
 from tranlog.replication.rules.packets import (
+    DOWN,
     FATAL,
     NO_GTID,
     PRIMARY,
     STATE_NAMES,
-    UNKNOWN,
     WITNESS,
     GroupOrder,
     OrderAnswer,
@@ -327,8 +327,8 @@ class Orders:
         begun = there = loop.time()
 
         def look(core: Core) -> tuple[bool, int]:
-            ack, peer = core.mind.acks.get(voter.node), core.mind.peers.get(voter.node)
-            return ack is not None and ack.durable >= wanted, UNKNOWN if peer is None else peer.state
+            ack = core.mind.acks.get(voter.node)
+            return ack is not None and ack.durable >= wanted, core.seen_state(voter.node)
 
         while not (found := await self._ask(look))[0]:
             if node.standing.state != PRIMARY:
@@ -511,7 +511,7 @@ def status_of(
     for one in config.members:
         peer, ack, own = mind.peers.get(one.node), mind.acks.get(one.node), one.node == core.node
         trouble, protocol = links.get(one.node, ("", 0))
-        heard = None if peer is None or peer.heard < 0 else mind.now - peer.heard
+        heard = None if peer is None or peer.told < 0 else mind.now - peer.told
         members.append(
             MemberStatus(
                 name=one.name,
@@ -520,7 +520,7 @@ def status_of(
                 votes=one.votes,
                 priority=one.priority,
                 witness=one.witness,
-                state=STATE_NAMES[mind.state if own else UNKNOWN if peer is None else peer.state],
+                state=STATE_NAMES[mind.state if own else core.seen_state(one.node)],
                 heard_ms=0 if own else heard,
                 last=log.last if own else NO_GTID if peer is None else peer.last,
                 acked=log.durable if own else None if ack is None else ack.durable,
@@ -528,7 +528,8 @@ def status_of(
                 protocol=max(options.versions) if own else protocol,
             )
         )
-    primary, waits_for = config.member(mind.primary), config.member(commits.waits_for)
+    is_there = mind.primary == core.node or core.seen_state(mind.primary) != DOWN
+    primary, waits_for = config.member(mind.primary) if is_there else None, config.member(commits.waits_for)
     return NodeStatus(
         group=options.group,
         id=config.group,

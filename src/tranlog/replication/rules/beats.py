@@ -21,6 +21,7 @@ from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST, Ca
 from tranlog.replication.rules.feed import Feeder, Intake
 from tranlog.replication.rules.freshness import NEVER, Freshness
 from tranlog.replication.rules.packets import (
+    DOWN,
     FATAL,
     NO_GTID,
     PRIMARY,
@@ -30,6 +31,7 @@ from tranlog.replication.rules.packets import (
     RESTORING,
     ROLLBACK,
     STARTUP,
+    UNKNOWN,
     WITNESS,
     Heartbeat,
     Packet,
@@ -41,9 +43,11 @@ from tranlog.replication.rules.syncup import holds
 
 
 class Peer(msgspec.Struct):
-    """The state of another node, from its beats."""
+    """The state of another node, from its beats. `told`: when the last one came; `heard` is before everything once a
+    connection to it was refused."""
 
     heard: int = NEVER
+    told: int = NEVER
     state: int = STARTUP
     epoch: int = 0
     last: Gtid = NO_GTID
@@ -210,6 +214,14 @@ class Beating:
     def _alive(self, peer: Peer) -> bool:
         return self.mind.now - peer.heard <= PATIENCE_LEAST * self.config.heartbeat_ms
 
+    def seen_state(self, node: NodeId) -> int:
+        """Return the state of another node: as it told it, DOWN where it has been silent since for long."""
+        peer = self.mind.peers.get(node)
+        if peer is None or peer.told == NEVER:
+            return UNKNOWN
+        silent = self.mind.now - peer.heard > PATIENCE_MOST * self.config.heartbeat_ms
+        return DOWN if silent else peer.state
+
     def _may_stand(self) -> bool:
         """Whether this node would be primary: not a frozen one, nor one in maintenance or that lost its log."""
         own, mind = self.config.member(self.node), self.mind
@@ -311,7 +323,8 @@ class Beating:
         peer = mind.peers.setdefault(sender, Peer())
         if beat.pulse.start == peer.pulse.start and beat.pulse.beat < peer.pulse.beat:
             return  # overtaken by a later one
-        peer.heard, peer.state, peer.epoch, peer.last = mind.now, beat.state, beat.epoch, beat.last
+        peer.heard = peer.told = mind.now
+        peer.state, peer.epoch, peer.last = beat.state, beat.epoch, beat.last
         peer.config, peer.pulse, peer.stands = beat.config, beat.pulse, beat.stands
         if beat.epoch == mind.epoch and beat.echo.start == mind.pulse.start and not beat.asks:
             peer.echo = max(peer.echo, beat.echo.beat)

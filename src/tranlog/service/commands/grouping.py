@@ -169,11 +169,11 @@ def status(asks: Ask, as_json: AsJson = False) -> int:
 def _group_lines(found: NodeStatus) -> Iterator[str]:
     yield f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}"
     for one in found.members:
-        yield f"  {one.name:12} {', '.join(filter(None, _words(one)))}"
+        yield f"  {one.name:12} {', '.join(filter(None, _words(one, own=one.node == found.node)))}"
     yield from _who_waits(found)
 
 
-def _words(one: MemberStatus) -> list[str]:
+def _words(one: MemberStatus, *, own: bool) -> list[str]:
     heard = "never heard" if one.heard_ms is None else f"heard {one.heard_ms} ms ago"
     return [
         one.state,
@@ -181,7 +181,7 @@ def _words(one: MemberStatus) -> list[str]:
         f"votes {one.votes}",
         f"priority {one.priority}",
         "" if one.last == NO_GTID else f"log up to {one.last}",
-        "" if one.heard_ms == 0 else heard,
+        "" if own else heard,
         f"protocol {one.protocol}" if one.protocol else one.trouble,
     ]
 
