@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tranlog.service.commands.cli import main
 from tranlog.service.config.exposure import Exposure
 from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.node_part import NodePart
+from tranlog.testing.servers import free_port
 
 SECRET = "0123456789abcdef"
 CONFIG = """\
@@ -60,6 +62,20 @@ def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.Captu
         code, out, err = told("group", "step-down", "--json")
         assert (code, out) == (0, '{"stepped_down":"a"}\n'), err
         assert group.await_primary() == "b"
+
+
+@pytest.mark.long
+def test_a_node_in_no_group_says_how_it_gets_into_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with live_group(tmp_path, "a") as group:
+        listen = f"127.0.0.1:{free_port()}"
+        group.options["b"] = replace(group.options["a"], dir=str(tmp_path / "b"), node="b", listen=listen)
+        part = NodePart(group.start("b"), group.loop)
+        with at_port(part) as address:
+            assert main(["node", "status", "--host", address]) == 1
+            out = capsys.readouterr().out
+            assert out.startswith("node b of group shop is STARTUP") and f"Next: tranlog group add b {listen}\n" in out
+            assert main(["group", "who", "--host", address]) == 1
+            assert list(part.families()) == []
 
 
 @pytest.mark.long

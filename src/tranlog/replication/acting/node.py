@@ -113,6 +113,11 @@ class NodeOptions:
         """The address at which others reach it."""
         return self.address or self.listen
 
+    @property
+    def admitting(self) -> str:
+        """The command that admits it."""
+        return f"tranlog group add {self.node} {self.reached_at}"
+
 
 def group_dir(path: str) -> str:
     """Return the folder of a group in a log's directory."""

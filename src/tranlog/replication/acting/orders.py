@@ -32,6 +32,7 @@ from tranlog.replication.rules.packets import (
     FATAL,
     NO_GTID,
     PRIMARY,
+    STARTUP,
     STATE_NAMES,
     WITNESS,
     GroupOrder,
@@ -120,7 +121,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a node. `config`: (epoch, version) of its configuration; `fatal`: why it follows no node.
+    """The status of a node. `config`: (epoch, version) of its configuration; `fatal`: why it follows no node;
+    `next_step`: the command that makes a member of it that follows, empty where it is one.
 
     `writers_wait_for`: the voter that lags by more than this primary allows, empty if none does. `lag_bytes`: how much
     the nearest voter lacked at the last commit.
@@ -143,6 +145,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     restore: RestoreStatus | None = None
     writers_wait_for: str = ""
     lag_bytes: int = 0
+    next_step: str = ""
 
 
 class Orders:
@@ -186,8 +189,7 @@ class Orders:
         if self._node.thread is None and self._node.standing.config.members:
             raise GroupOrderError(why="this node's log is just being replaced; ask again in a moment")
         if self._node.thread is None:
-            admit = f"tranlog group add {options.node} {options.reached_at}"
-            why = f"this node is in no group yet. `{admit}` at a node of the group admits it"
+            why = f"this node is in no group yet. `{options.admitting}` at a node of the group admits it"
             raise GroupOrderError(why=f"{why}; `tranlog group init` here, with no node running, makes a new group")
 
     async def answer(self, wire: Wire, order: GroupOrder) -> None:
@@ -272,9 +274,11 @@ class Orders:
         return await asyncio.wrap_future(self._node.thread.call(ask))
 
     async def status(self) -> NodeStatus:
-        """Return the status of this node, and what it knows of the others. Raises GroupOrderError: in no group."""
-        self._check_member()
+        """Return the status of this node, and what it knows of the others. Raises GroupOrderError."""
         node = self._node
+        if node.standing.state == STARTUP and node.thread is None:
+            return _status_of_none(node.options, node.node)
+        self._check_member()
         links = {id: (one.why, 0 if one.wire is None else one.wire.version) for id, one in node.links.links.items()}
         assert node.thread is not None
         commits = node.thread.commits
@@ -499,6 +503,27 @@ def is_installed(core: Core) -> bool:
     return is_elected(core.config, having)
 
 
+def _status_of_none(options: NodeOptions, node: NodeId) -> NodeStatus:
+    """Return the status of a node that is in no group yet."""
+    return NodeStatus(
+        group=options.group,
+        id="",
+        name=options.node,
+        node=node,
+        state=STATE_NAMES[STARTUP],
+        epoch=0,
+        primary=None,
+        config=ConfigId(),
+        first_seqno=0,
+        last=NO_GTID,
+        durable=NO_GTID,
+        committed=NO_GTID,
+        fatal="",
+        members=[],
+        next_step=options.admitting,
+    )
+
+
 def status_of(
     core: Core, options: NodeOptions, links: Mapping[NodeId, tuple[str, int]], commits: CommitQueue
 ) -> NodeStatus:
@@ -547,4 +572,5 @@ def status_of(
         members=members,
         writers_wait_for=waits_for.name if waits_for is not None else "",
         lag_bytes=commits.flow.lag,
+        next_step=f"tranlog group restore {options.node}" if mind.fatal else "",
     )

@@ -112,7 +112,8 @@ def _node_lines(found: NodeStatus) -> Iterator[str]:
     )
     if found.fatal:
         yield f"  {found.fatal}"
-        yield f"  Next: tranlog group restore {found.name}"
+    if found.next_step:
+        yield f"  Next: {found.next_step}"
     if found.restore is not None:
         yield f"  its log comes: {found.restore}"
     yield from _who_waits(found)
@@ -168,6 +169,8 @@ def status(asks: Ask, as_json: AsJson = False) -> int:
 
 def _group_lines(found: NodeStatus) -> Iterator[str]:
     yield f"group {found.group}, seen by {found.name}: primary {found.primary or 'unknown'}, epoch {found.epoch}"
+    if not found.members:
+        yield f"  {found.name} is {found.state}. Next: {found.next_step}"
     for one in found.members:
         yield f"  {one.name:12} {', '.join(filter(None, _words(one, own=one.node == found.node)))}"
     yield from _who_waits(found)

@@ -114,7 +114,8 @@ class NodePart:
             status = self.status()
         except GroupOrderError:
             return
-        yield from node_families(status)
+        if status.members:
+            yield from node_families(status)
 
 
 def node_options(config: Config) -> NodeOptions:
