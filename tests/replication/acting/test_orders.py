@@ -168,3 +168,19 @@ def test_a_node_that_is_gone_is_down(tmp_path: Path) -> None:
         eventually(lambda: {one.state for one in status().members if one.name != last} == {"DOWN"})
         assert status().primary is None
         assert all(one.heard_ms is not None for one in status().members), "they were heard before"
+
+
+@pytest.mark.long
+def test_a_change_that_cannot_be_says_who_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one of two copies nothing of a new reign is committed, and without that there is no change."""
+    monkeypatch.setattr("tranlog.replication.acting.orders.CHANGE_S", 3.0)
+    with live_group(tmp_path, "ab") as group:
+        group.add("w", witness=True, priority=0)
+        former = group.await_primary()
+        (other,) = set("ab") - {former}
+        group.stop(former)
+        eventually(lambda: group.primaries() == [other])
+        with pytest.raises(GroupOrderError, match=f"DOWN: {former}; if lost for ever, .* --force --without {former}`"):
+            group.order(other, "remove", name=former)
+        group.order(other, "reconfigure", without=[former])
+        group.await_primary()

@@ -57,6 +57,8 @@ _GONE_S = 10.0
 """and may be without a connection for so long."""
 SECONDS_MAX = 1e9
 """What an operator gives is no more: some thirty years."""
+CHANGE_S = 60.0
+"""So long what a change of the configuration needs is waited for."""
 Body = dict[str, Any]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 
@@ -478,7 +480,7 @@ class Orders:
         Raises GroupOrderError, ConfigError.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_S
+        until = loop.time() + CHANGE_S
 
         def change(core: Core) -> str | None:
             return core.reconfigure(successor(core.config, members(core.config.members), epoch=core.mind.epoch))
@@ -487,7 +489,13 @@ class Orders:
             if self._node.standing.state != PRIMARY or not why.endswith(("try again", "new configuration")):
                 raise GroupOrderError(why=f"the configuration cannot be changed now: {why}")
             if loop.time() >= until:
-                raise GroupOrderError(why=f"the configuration could not be changed in {PATIENCE_S:g} s: {why}")
+                why = f"the configuration could not be changed in {CHANGE_S:g} s: {why}"
+                down = [one.name for one in (await self.status()).members if one.state == STATE_NAMES[DOWN]]
+                if down:
+                    without = " ".join(f"--without {name}" for name in down)
+                    force = f"`tranlog group reconfigure --force {without}`"
+                    why = f"{why}. DOWN: {', '.join(down)}; if lost for ever, {force}"
+                raise GroupOrderError(why=why)
             await asyncio.sleep(LOOK_S)
         while not await self._ask(is_installed):
             if self._node.standing.state != PRIMARY or loop.time() >= until:
