@@ -79,13 +79,13 @@ def directory_in_use(group: LiveGroup, folder: Path) -> None:
 
 
 def founded_twice(group: LiveGroup, folder: Path) -> None:
-    found_group(options(folder))
-    found_group(options(folder))
+    found_group(options(folder, address="127.0.0.1:1"))
+    found_group(options(folder, address="127.0.0.1:1"))
 
 
 def log_of_another_group(group: LiveGroup, folder: Path) -> None:
     """Its segments were exchanged under its identity."""
-    found_group(options(folder))
+    found_group(options(folder, address="127.0.0.1:1"))
     for path in folder.glob("thl.*"):
         path.unlink()
     for path in Path(group.options["a"].dir).glob("thl.*"):
