@@ -35,5 +35,13 @@ class SystemClock:
         time.sleep(seconds)
 
 
+def check_seconds(name: str, seconds: object) -> None:
+    """Raise TypeError or ValueError, by the argument's name, for what is no time to wait; infinity is one."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
+    if not seconds >= 0:
+        raise ValueError(f"{name} is 0 seconds or more, not {seconds}")
+
+
 SYSTEM_CLOCK: Final = SystemClock()
 """The clock of whoever names no other."""

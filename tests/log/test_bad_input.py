@@ -5,6 +5,7 @@ What has a test elsewhere is named in PROVEN; what had none is here.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.log.aio import AsyncLog
 from tranlog.log.records.format import MAGIC_NUMBER, SEGMENT_BYTES_MAX, encode_event, encode_header, encode_sync
 from tranlog.log.rules.retention import LargerThan, OlderThan, UpToSeqno, UpToTime
 from tranlog.log.upkeep.repairing import repair
@@ -520,3 +523,42 @@ def test_a_value_of_another_type_is_refused_and_the_log_goes_on(call: Callable[[
         call(log)
     fill(log, 1, start=3)
     log.close()
+
+
+NO_TIMES = [float("nan"), -1.0, -1, float("-inf")]
+
+
+@pytest.mark.parametrize("seconds", NO_TIMES)
+def test_a_time_to_wait_that_is_none_is_refused_by_its_name(seconds: float) -> None:
+    """Not a number is over at no moment, and what is negative is a mistake of the caller's; nothing is passed."""
+    disk = SimDisk()
+    with open_log(disk) as log, open_reader(disk) as reader:
+        fill(log, 1)
+        for cursor in (log.cursor(), reader.cursor()):
+            for call in (cursor.next, cursor.next_header):
+                with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+                    call(seconds)
+            with pytest.raises(TypeError, match="timeout_s is a number of seconds, not 'x'"):
+                cursor.next("x")  # type: ignore[arg-type]
+            assert cursor.next() is not None
+        with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+            reader.changed(reader.range(), seconds)
+
+        async def play() -> None:
+            aside = AsyncLog(log)
+            with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+                await aside.wait(Seqno(1), seconds)
+            with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+                await aside.cursor().next(seconds)
+
+        asyncio.run(play())
+
+
+def test_who_waits_without_end_in_the_writers_process_is_woken() -> None:
+    with open_log(SimDisk()) as log, log.cursor() as cursor:
+        cursor.seek(Seqno(log.last_seqno + 1))
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(cursor.next, float("inf"))
+            fill(log, 1)
+            transaction = found.result()
+        assert transaction is not None

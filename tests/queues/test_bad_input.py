@@ -7,6 +7,7 @@ an answer to what is not held (`test_store`), damage (`test_by_hand`, `test_reco
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -23,6 +24,7 @@ from tranlog.errors import (
     TranlogError,
 )
 from tranlog.ids import Lsn
+from tranlog.queues.aio import AsyncStore
 from tranlog.queues.core import Delivery
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.reader import StoreReader
@@ -531,3 +533,29 @@ def test_a_clock_that_jumps_changes_no_order_and_loses_nothing(machine: Machine,
         store.close()
     with machine.opened() as store:
         assert store.recovered.clean and drain(store, "a") == [b"5"]
+
+
+# --- times -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0, -1, float("-inf")])
+def test_a_time_to_wait_that_is_none_is_refused_by_its_name(tmp_path: Path, seconds: float) -> None:
+    """Not a number is over at no moment: a call would wait for ever."""
+    with MessageStore.open(tmp_path / "s") as store:
+        store.declare("a")
+        with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+            store.get("a", timeout_s=seconds)
+        store.publish(b"1", queues=["a"])
+        with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+            store.get_many("a", 1, timeout_s=seconds)
+        for value in ("1", True):
+            with pytest.raises(TypeError, match="timeout_s is a number of seconds, not"):
+                store.get("a", timeout_s=value)  # type: ignore[arg-type]
+        assert take(store, "a").content == b"1"
+
+    async def play() -> None:
+        async with AsyncStore(MessageStore.open(tmp_path / "s")) as store:
+            with pytest.raises(ValueError, match="timeout_s is 0 seconds or more, not"):
+                await store.get("a", timeout_s=seconds)
+
+    asyncio.run(play())

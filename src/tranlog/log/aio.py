@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 
 from tranlog.change import Fragment
+from tranlog.clock import check_seconds
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.reading.cursor import LOOK_AGAIN_S, Cursor, StoredTransaction
@@ -27,7 +28,8 @@ _LOOK_AT_CLOSING_S = 0.1
 
 
 async def _wait(gate: Gate, seqno: Seqno, timeout_s: float) -> Seqno:
-    """As `Gate.wait`, for a task of the running event loop."""
+    """As `Gate.wait`, for a task of the running event loop. Raises TypeError, ValueError for what is no time."""
+    check_seconds("timeout_s", timeout_s)
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
@@ -176,6 +178,7 @@ class AsyncCursor:
 
     async def next(self, timeout_s: float = LOOK_AGAIN_S) -> StoredTransaction | None:
         """Return the next transaction, or None if none came within `timeout_s`. Raises as `Cursor.next`."""
+        check_seconds("timeout_s", timeout_s)
         found = self._cursor.next()
         if found is None and timeout_s > 0:
             await _wait(self._gate, self._cursor.next_seqno, timeout_s)

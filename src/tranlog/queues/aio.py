@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from tranlog.clock import check_seconds
 from tranlog.errors import LogClosedError, QueueError
 from tranlog.ids import Lsn
 from tranlog.queues.core import Delivery
@@ -53,6 +54,8 @@ class AsyncStore:
 
     async def get_many(self, queue: str, count: int, *, timeout_s: float | None = 0.0) -> list[Delivery]:
         """Take the next messages of a queue, as `MessageStore.get_many`; cancelled as `get`."""
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         until = None if timeout_s is None else self._loop.time() + timeout_s
         while True:
             changed = self._changed

@@ -17,7 +17,7 @@ from typing import Self
 
 import msgspec
 
-from tranlog.clock import Clock, SystemClock
+from tranlog.clock import Clock, SystemClock, check_seconds
 from tranlog.closing import Closing
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DeclaredOtherwiseError, DiskFailedError, TransactionStateError
@@ -349,7 +349,8 @@ class MessageStore(StoreDefinitions, Closing):
     def get(self, queue: str, *, timeout_s: float | None = 0.0) -> Delivery | None:
         """Take the next message of a queue; None if none comes within so many seconds. None waits without end.
 
-        Returns durable messages only; waits for the sync of others. Raises UnknownQueueError.
+        Returns durable messages only; waits for the sync of others. Raises UnknownQueueError; ValueError for a time
+        below 0.
         """
         found = self.get_many(queue, 1, timeout_s=timeout_s)
         return found[0] if found else None
@@ -361,6 +362,8 @@ class MessageStore(StoreDefinitions, Closing):
         """
         if index(count) < 1:
             raise ValueError(f"a count is 1 or more, not {count}")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         journal = self._journal
         until = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:

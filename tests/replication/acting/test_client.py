@@ -342,3 +342,12 @@ def test_a_forked_child_hears_that_the_client_is_its_parents(tmp_path: Path) -> 
         client.commit(words("z"), w=1, event_id="z")
         assert log.range()
     assert events(tmp_path / "a") == ["x", "z"]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0])
+def test_a_time_to_look_for_nodes_that_is_none_is_refused_by_its_name(seconds: float) -> None:
+    with pytest.raises(ValueError, match="find_s is 0 to"):
+        connect_async("thl://127.0.0.1:1", find_s=seconds)
+    for name in ("prefer_s", "timeout", "find_s"):
+        with pytest.raises(ValueError, match=f"{name} is 0 to"):
+            open_remote("thl://127.0.0.1:1", **{name: seconds})  # type: ignore[arg-type]

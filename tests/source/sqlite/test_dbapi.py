@@ -297,3 +297,16 @@ def test_djangos_migrations_and_orm(path: Path, followed: Callable[[], int]) -> 
     )
     assert done.returncode == 0, done.stderr
     assert followed() > 30
+
+
+@pytest.mark.parametrize("timeout", [-1.0, 0, 0.5])
+def test_a_timeout_is_as_in_sqlite3(path: Path, timeout: float) -> None:
+    with closing(dbapi.connect(path, timeout=timeout)) as connection:
+        connection.execute("CREATE TABLE t (a)")
+
+
+def test_a_timeout_that_is_no_number_is_refused(path: Path) -> None:
+    """It would be over at no moment: who finds the database busy would wait for ever."""
+    with pytest.raises(ValueError, match="busy_timeout_s is 0 seconds or more, not nan"):
+        dbapi.connect(path, timeout=float("nan"))
+    assert not path.exists()

@@ -17,6 +17,7 @@ from operator import index
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tranlog.change import Change
+from tranlog.clock import check_seconds
 from tranlog.closing import Closing
 from tranlog.errors import (
     AbandonedError,
@@ -365,6 +366,8 @@ class Cursor(Closing):
         Moves on like `next`. Checksums cover the whole record and are therefore not verified here, but when the
         payload is read; the header's structure and the unbroken row of seqnos are.
         """
+        if timeout_s != 0.0:
+            check_seconds("timeout_s", timeout_s)
         if self._kept is not None:
             self._kept.at(self._next)
         while True:

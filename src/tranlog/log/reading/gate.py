@@ -80,7 +80,7 @@ class Gate:
         if self._open < seqno and timeout_s > 0:
             event = threading.Event()
             ticket = self.enter(seqno, event.set)
-            if ticket is not None and not event.wait(timeout_s):
+            if ticket is not None and not event.wait(min(timeout_s, threading.TIMEOUT_MAX)):
                 self.leave(ticket)
         return self.passed(seqno)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
-from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.clock import SYSTEM_CLOCK, Clock, check_seconds
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, PurgedError, SegmentGoneError
@@ -449,6 +449,7 @@ class LogReader(Closing):
 
         Raises as `range`.
         """
+        check_seconds("timeout_s", timeout_s)
         deadline = self._clock.monotonic() + timeout_s
         pause = POLL_FIRST_S
         watch = self._watch

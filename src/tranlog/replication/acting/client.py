@@ -205,11 +205,11 @@ def _wish(w: int | str | None, wtimeout: float | None) -> _Wish:
         raise TypeError(f'w is a number of nodes, "majority" or the name of a tag rule, not {w!r}')
     if isinstance(w, int) and not 0 <= w <= NODES_MAX:
         raise ValueError(f"w is 0 to {NODES_MAX} nodes, not {w}")
-    ms = 0 if wtimeout is None else _ms("wtimeout", wtimeout)
+    ms = 0 if wtimeout is None else packet_ms("wtimeout", wtimeout)
     return _Wish("" if w is None else w, ms, wtimeout or None)
 
 
-def _ms(name: str, seconds: float) -> int:
+def packet_ms(name: str, seconds: float) -> int:
     """Return seconds as the ms of a packet, where only 0 is 0. Raises TypeError, ValueError for what is no time."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
@@ -289,6 +289,7 @@ class AsyncGroup:
         self._name = name or "client"
         self._tls = tls
         self._via = via or {}
+        packet_ms("find_s", find_s)
         self._find_s = find_s
         if tls is not None:
             check_type("tls", tls, ssl.SSLContext)
@@ -388,7 +389,7 @@ class AsyncGroup:
         process of this program may still be sending it. Raises NoPrimaryError if no primary answers within `timeout`
         seconds, CommitRefusedError if its log cannot be read.
         """
-        _ms("timeout", timeout)
+        packet_ms("timeout", timeout)
         check_type("event_id", event_id, str)
         if after is not None:
             check_type("after", after, Gtid)
@@ -398,7 +399,7 @@ class AsyncGroup:
             connection = await self._primary(max(until - loop.time(), 0.0), question=True, patient=True)
             number = next(self._numbers)
             left = max(until - loop.time(), 0.001)
-            wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=_ms("timeout", left))
+            wanted = Find(number=number, event_id=event_id, after=after, timeout_ms=packet_ms("timeout", left))
             told = await _asked(connection, number, wanted, left)
             if isinstance(told, FindAnswer) and told.kind in _WALKED:
                 first, certain = first or (None if told.first == NO_GTID else told.first), certain and told.complete
@@ -439,7 +440,7 @@ class AsyncGroup:
             kind=kind,
             gtid=at_least or NO_GTID,
             lag_ms=within_ms or 0,
-            timeout_ms=max(_ms("timeout", timeout), 1),
+            timeout_ms=max(packet_ms("timeout", timeout), 1),
         )
         connection = await self._primary(timeout, question=True)
         return isinstance(self.answered(connection, await _asked(connection, number, question, timeout)), Satisfied)

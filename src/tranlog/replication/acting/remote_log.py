@@ -35,6 +35,7 @@ from tranlog.replication.acting.client import (
     addresses_of,
     check_type,
     not_known,
+    packet_ms,
 )
 from tranlog.replication.acting.connection import Connection, reach
 from tranlog.replication.acting.links import pauses
@@ -298,10 +299,12 @@ def open_remote(
     has another one in that place, or has purged the next one. `after_event`: its event id instead, which the node looks
     up among its newest 50,000; the log's `after` is its GTID then. `name`: the reader's name in such messages.
     `find_s`: how long to look for a node.
-    Raises NoNodeError, HandshakeError, ConfigError, TypeError; and as `LogReader.open`.
+    Raises NoNodeError, HandshakeError, ConfigError, TypeError, ValueError; and as `LogReader.open`.
     """
     for option, value in (("prefer", prefer), ("consistency", consistency), ("after_event", after_event)):
         check_type(option, value, str)
+    for option, seconds in (("prefer_s", prefer_s), ("timeout", timeout), ("find_s", find_s)):
+        packet_ms(option, seconds)
     if after is not None:
         check_type("after", after, Gtid)
     if tls is not None:

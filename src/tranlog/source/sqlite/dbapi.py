@@ -110,10 +110,12 @@ def connect(
     """Open a database for writing under capture; see `tranlog.source.sqlite.connect`.
 
     `isolation_level` as in `sqlite3`: what an implicit BEGIN says after it, None for no implicit BEGIN. Other arguments
-    of `sqlite3.connect` have no meaning here. Units: `timeout` in seconds. Raises Error, SourceSetupError.
+    of `sqlite3.connect` have no meaning here. Units: `timeout` in seconds, below 0 for none. Raises Error,
+    SourceSetupError.
     """
     with _translated():
-        return DbApiConnection(connect_captured(database, busy_timeout_s=timeout), isolation_level)
+        captured = connect_captured(database, busy_timeout_s=0.0 if timeout < 0 else timeout)
+        return DbApiConnection(captured, isolation_level)
 
 
 class DbApiConnection:

@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from tranlog.clock import Clock, SystemClock
+from tranlog.clock import Clock, SystemClock, check_seconds
 from tranlog.source.packer import FRAGMENT_BYTES
 from tranlog.source.sqlite.calls import Calls
 from tranlog.source.sqlite.cursor import CALLS, Bindings, SqliteCursor, split_script
@@ -42,7 +42,7 @@ def connect(
     state from which a target starts; they are not captured.
 
     Units: `busy_timeout_s` is how long a statement waits for another writer. `fragment_bytes` bounds one record.
-    Raises: SourceSetupError; and apsw's errors, as its own connection would.
+    Raises: SourceSetupError, ValueError; and apsw's errors, as its own connection would.
     Threads: one at a time.
     """
     return SqliteConnection(os.fspath(path), busy_timeout_s=busy_timeout_s, fragment_bytes=fragment_bytes, clock=clock)
@@ -76,6 +76,7 @@ class SqliteConnection:
         fragment_bytes: int = FRAGMENT_BYTES,
         clock: Clock | None = None,
     ) -> None:
+        check_seconds("busy_timeout_s", busy_timeout_s)
         self.path = path
         clock = clock if clock is not None else SystemClock()
         self._db, self._patience = open_database(path, clock=clock, busy_timeout_s=busy_timeout_s)

@@ -17,7 +17,7 @@ from contextlib import closing
 import msgspec
 
 from tranlog.change import Change
-from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.clock import SYSTEM_CLOCK, Clock, check_seconds
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import CorruptRecordError, LogClosedError, LogReplacedError, PayloadError, PurgedError
@@ -196,6 +196,7 @@ class TranslatedCursor(Closing):
 
         Raises CorruptRecordError, PurgedError, LogReplacedError, SegmentGoneError, PayloadError.
         """
+        check_seconds("timeout_s", timeout_s)
         clock = self._log.clock
         deadline = clock.monotonic() + timeout_s
         pause = _POLL_FIRST_S
