@@ -83,6 +83,22 @@ def test_transactions_begin_and_end_as_in_sqlite3(path: Path, followed: Callable
     assert followed() == 6
 
 
+def test_a_connection_runs_many_and_scripts_as_in_sqlite3(path: Path, followed: Callable[[], int]) -> None:
+    with closing(dbapi.connect(path)) as db:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a UNIQUE)")
+        cursor = db.executemany("INSERT INTO t VALUES (?, ?)", ((number, number) for number in range(100)))
+        assert (cursor.rowcount, cursor.fetchall(), db.in_transaction) == (100, [], True)
+        db.commit()
+        with pytest.raises(dbapi.IntegrityError), db:
+            db.executemany("UPDATE t SET a = :a WHERE id = :id", [{"id": 1, "a": -1}, {"id": 2, "a": -1}])
+        db.execute("DELETE FROM t WHERE id = 7")
+        assert isinstance(db.executescript("CREATE TABLE u (a); INSERT INTO u VALUES (1);"), dbapi.DbApiCursor)
+        assert db.execute("SELECT count(*), min(a) FROM t").fetchall() == [(99, 0)]
+    with pytest.raises(dbapi.ProgrammingError, match="closed database"):
+        db.executemany("INSERT INTO t VALUES (?, ?)", [(1, 2)])
+    assert followed() == 5
+
+
 def test_errors_have_their_classes(path: Path) -> None:
     db = dbapi.connect(path)
     db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")

@@ -152,6 +152,14 @@ class DbApiConnection:
         """Run one statement in a new cursor and return it."""
         return self.cursor().execute(sql, parameters)
 
+    def executemany(self, sql: str, seq_of_parameters: Iterable[Sequence[Any] | Mapping[str, Any]]) -> DbApiCursor:
+        """Run one statement once for each of the parameters, in a new cursor, and return it."""
+        return self.cursor().executemany(sql, seq_of_parameters)
+
+    def executescript(self, script: str) -> DbApiCursor:
+        """Commit, then run statements one after the other in a new cursor, and return it."""
+        return self.cursor().executescript(script)
+
     def commit(self) -> None:
         """Commit the open transaction, if there is one."""
         with _translated():
