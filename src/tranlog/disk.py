@@ -109,6 +109,9 @@ class Disk(Protocol):
     def boot_id(self) -> str:
         """Return what changes with each start of the machine; shared memory and caches do not outlive it."""
 
+    def free_bytes(self, path: str) -> int | None:
+        """Return how many bytes can still be written where a path is; None where nobody knows."""
+
     def watch(self, path: str) -> FileWatch | None:
         """Return a watch that tells when the file is written, there or not as yet; None for no such thing."""
 
@@ -356,6 +359,10 @@ class OsDisk:
         finally:
             os.close(fd)
         return bool(_FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)
+
+    def free_bytes(self, path: str) -> int | None:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def watch(self, path: str) -> FileWatch | None:
         return watch_file(path)

@@ -18,6 +18,7 @@ import pytest
 
 from tranlog.errors import (
     CatalogueError,
+    ConfigError,
     DiskFailedError,
     DiskFullError,
     StoreDamagedError,
@@ -506,6 +507,21 @@ def test_a_store_that_cannot_be_made_for_want_of_room_is_made_later() -> None:
         break
     vfs.unregister()
     assert 2 < len(told) < 7 and all("/s" in one for one in told), told
+
+
+def test_containers_for_which_there_is_no_room_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """`initial_containers` may be a million: the disk would be full, and its other users stopped."""
+    many = QueueStoreOptions(container_bytes=1 << 30, initial_containers=1 << 20)
+    with pytest.raises(ConfigError, match=r"initial_containers .*1048576.* take 1125899906842624 bytes at .* free"):
+        MessageStore.open(tmp_path / "new", options=many)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ConfigError, match="are free there"):
+        MessageStore.open(tmp_path / "old", options=many)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "old"]
+    with MessageStore.open(tmp_path / "old") as store:
+        store.declare("a")
+    with MessageStore.open(tmp_path / "old", options=many) as store:  # it keeps its containers
+        assert store.queues() == {"a": (0, 0)}
 
 
 # --- a clock that jumps ----------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ import apsw
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
-from tranlog.errors import CatalogueError, LogMissingError, StoreDamagedError, StoreMissingError
+from tranlog.errors import CatalogueError, ConfigError, LogMissingError, StoreDamagedError, StoreMissingError
 from tranlog.forking import tell_of_forks
-from tranlog.log.files.directory import join, make_directory, sign_lock, storage_error, take_lock
+from tranlog.log.files.directory import join, list_names, make_directory, sign_lock, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.queues.core import StoreCore
 from tranlog.queues.files.catalogue import Catalogue
@@ -38,7 +38,15 @@ from tranlog.queues.files.recovering import (
     scan_log,
 )
 from tranlog.queues.options import QueueStoreOptions
-from tranlog.queues.rules.records import CATALOGUE_NAME, STORE_ID_BYTES, STORE_LOCK_NAME, container_name
+from tranlog.queues.rules.records import (
+    CATALOGUE_NAME,
+    CONTAINER_PREFIX,
+    FREE_PREFIX,
+    STORE_ID_BYTES,
+    STORE_LOCK_NAME,
+    container_name,
+    number_of,
+)
 from tranlog.queues.rules.recovery import next_epoch
 from tranlog.queues.rules.state import QueueState
 from tranlog.queues.transaction import in_doubt, outcome_bytes
@@ -79,6 +87,7 @@ class OpenedStore:
 def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Connect | None) -> OpenedStore:
     """Take the lock, repair what a crash left, begin an epoch; see `MessageStore.open`."""
     try:
+        _check_room(path, options, disk)
         make_directory(path, disk)
         lock_file = take_lock(path, disk, STORE_LOCK_NAME)
         ownership = Ownership(path, lock_file, lost=lambda: None, lock_name=STORE_LOCK_NAME)
@@ -104,6 +113,21 @@ def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, 
     except OSError as exc:
         raise storage_error(exc, path) from exc
     return opened
+
+
+def _check_room(path: str, options: QueueStoreOptions, disk: Disk) -> None:
+    """Refuse a store whose containers the disk has no room for, before anything of it is made. Raises ConfigError."""
+    there = disk.exists(path)
+    where = path if there else posixpath.dirname(path) or "."
+    names = list_names(path, disk) if there else []
+    if any(number_of(name, CONTAINER_PREFIX) for name in names) or not disk.exists(where):
+        return
+    wanted = options.initial_containers - sum(number_of(name, FREE_PREFIX) is not None for name in names)
+    needed, free = wanted * options.container_bytes, disk.free_bytes(where)
+    if free is not None and needed > free:
+        size = options.container_bytes
+        why = f"so many containers of {size} bytes take {needed} bytes at {path}, and {free} are free there"
+        raise ConfigError(option="initial_containers", value=options.initial_containers, why=why)
 
 
 @contextlib.contextmanager

@@ -389,6 +389,10 @@ class SimDisk:
         """Return what changes with each crash."""
         return f"{self._boot:08d}-sim"
 
+    def free_bytes(self, path: str) -> int | None:
+        """Return how many bytes files may still grow."""
+        return self.room
+
     def watch(self, path: str) -> None:
         """Watch nothing: readers look by their clock, which a test moves."""
 

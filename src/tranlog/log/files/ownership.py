@@ -106,6 +106,7 @@ class OwnedDisk:
         self.lock = disk.lock
         self.is_locked = disk.is_locked
         self.boot_id = disk.boot_id
+        self.free_bytes = disk.free_bytes
         self.watch = disk.watch
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> DiskFile:

@@ -143,6 +143,9 @@ class NodeDisk:
     def boot_id(self) -> str:
         return self.call("boot").raw.decode()
 
+    def free_bytes(self, path: str) -> int | None:
+        return None
+
     def watch(self, path: str) -> FileWatch | None:
         return None
 
