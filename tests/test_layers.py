@@ -74,6 +74,7 @@ PURE = {
     "tranlog.ids",
     "tranlog.listing",
     "tranlog.loads",
+    "tranlog.option_kinds",
     "tranlog.payload",
     "tranlog.raising",
     "tranlog.row_text",

@@ -21,6 +21,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.writing.log import Log
+from tranlog.option_kinds import check_kinds
 from tranlog.payload import Payload, count_changes, encode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.source import ClaimedSource, Source
@@ -52,6 +53,7 @@ class CaptureOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
+        check_kinds(self)
         if self.batch_bytes < 1:
             raise ConfigError(option="batch_bytes", value=self.batch_bytes, why="at least one byte")
         if self.batch_s < 0:

@@ -8,12 +8,12 @@ Source: thl-internals, "Configuration"; docs/format.md; docs/performance.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
-from types import NoneType
+from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.records.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
+from tranlog.option_kinds import check_kinds
 
 _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400
@@ -78,10 +78,7 @@ class LogOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
-        for one in fields(self):
-            value, (kinds, told) = getattr(self, one.name), _KINDS[str(one.type)]
-            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or value != value:
-                raise ConfigError(option=one.name, value=value, why=f"it is {told}")
+        check_kinds(self)
         for names, least, most, why in _BOUNDS:
             for name in names.split():
                 value = getattr(self, name)
@@ -123,15 +120,6 @@ _BOUNDS = (
     ("retention_bytes hard_retention_bytes", 1, math.inf, f"it is below 1; {_KEEP_ALL}"),
 )
 """Options, their least and their greatest value, and what is wrong with any other."""
-
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number of seconds"),
-    "int | None": ((int, NoneType), "a whole number, or left out"),
-    "float | None": ((int, float, NoneType), "a number of seconds, or left out"),
-    "bool": ((bool,), "true or false"),
-}
-"""What an option of each annotation may be: Python without a type checker gets this error before a file is created."""
 
 
 @dataclass(slots=True)

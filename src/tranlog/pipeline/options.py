@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
+from tranlog.option_kinds import check_kinds
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.filters.filters import Filter, check_filters, describe
 from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardBy, ShardPlan
@@ -80,6 +81,7 @@ class ApplyOptions:
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
+        check_kinds(self)
         for name in (self.pipeline, *self.beside):
             check_pipeline_name(name)
         self.shard_plan().check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
+from tranlog.option_kinds import check_kinds
 from tranlog.queues.rules.records import CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST, PAGE_BYTES
 
 OPTION_CONTAINER_BYTES_LEAST = 512 * 1024
@@ -46,6 +47,7 @@ class QueueStoreOptions:
 
     def check(self) -> None:
         """Raise ConfigError for an invalid value."""
+        check_kinds(self)
         for name, least, most in (
             ("container_bytes", CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST),
             ("initial_containers", 2, 1 << 20),
@@ -54,10 +56,10 @@ class QueueStoreOptions:
             ("transient_bytes", 0, 1 << 50),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value <= most:
+            if not least <= value <= most:
                 raise ConfigError(option=name, value=value, why=f"it has to be {least} to {most}")
-        seconds: object = self.ack_sync_s
-        if seconds is not None and not (isinstance(seconds, int | float) and 0.001 <= seconds <= 3_600):
+        seconds = self.ack_sync_s
+        if seconds is not None and not 0.001 <= seconds <= 3_600:
             raise ConfigError(option="ack_sync_s", value=seconds, why="it has to be 0.001 to 3600 seconds, or None")
         if self.container_bytes % PAGE_BYTES:
             raise ConfigError(

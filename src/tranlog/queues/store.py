@@ -24,6 +24,7 @@ from tranlog.errors import DeclaredOtherwiseError, DiskFailedError, TransactionS
 from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
+from tranlog.option_kinds import check_options
 from tranlog.queues.core import Delivery, StoreCore
 from tranlog.queues.definitions import StoreDefinitions
 from tranlog.queues.files.catalogue import why_no_name
@@ -79,6 +80,7 @@ class MessageStore(StoreDefinitions, Closing):
         CatalogueError, StoreMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError.
         """
         options = QueueStoreOptions() if options is None else options
+        check_options(options, QueueStoreOptions)
         options.check()
         disk = OsDisk() if disk is None else disk
         clock = SystemClock() if clock is None else clock

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TargetUnavailableError
+from tranlog.option_kinds import check_kinds
 from tranlog.servers.mariadb_address import read_url
 from tranlog.target.dialect import Dialect
 from tranlog.target.target import Target
@@ -126,6 +127,7 @@ class TargetOptions:
 
     def check(self) -> None:
         """Refuse what cannot be. Raises ConfigError."""
+        check_kinds(self, prefix="target.")
         if self.kind not in get_args(TargetKind):
             raise _refuse("kind", self.kind, f"not a kind of target; one of {', '.join(get_args(TargetKind))}")
         if self.kind == "sqlite" and not self.path:

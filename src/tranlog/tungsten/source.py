@@ -32,6 +32,7 @@ from tranlog.errors import (
     SourceUnavailableError,
     UnsupportedEventError,
 )
+from tranlog.option_kinds import check_kinds
 from tranlog.payload import Payload
 from tranlog.payload import encode as encode_payload
 from tranlog.shard import ShardRuleKind
@@ -68,6 +69,7 @@ class ThlSourceOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
+        check_kinds(self)
         if not self.path:
             raise ConfigError(option="path", value=self.path, why="the replicator's log directory is needed")
 

@@ -46,6 +46,7 @@ from tranlog.log.writing.raw_appending import RawAppending
 from tranlog.log.writing.rolling_back import Rollback
 from tranlog.log.writing.rotation import Rotation
 from tranlog.log.writing.spilling import SpilledTransaction
+from tranlog.option_kinds import check_options
 
 
 class Log(LogView, Closing):
@@ -109,6 +110,7 @@ class Log(LogView, Closing):
         MemberLogError.
         """
         options = LogOptions() if options is None else options
+        check_options(options, LogOptions)
         options.check()
         directory = directory_of(path)
         check_source_id(source_id)

@@ -273,6 +273,8 @@ def check_filters(filters: Sequence[Filter]) -> None:
     delays = 0
     made: dict[str, str] = {}  # full name that a table is renamed to: the table
     for number, one in enumerate(filters, start=1):
+        if not isinstance(one, tuple(KINDS.values())):
+            raise _refuse(f"filter {number}", one, f"it is one of {', '.join(of.__name__ for of in KINDS.values())}")
         try:
             check_filter(one)
             if isinstance(one, Delay):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranlog.errors import ConfigError, EngineError
+from tranlog.option_kinds import check_kinds
 from tranlog.pipeline.spark.package import PACKAGE_FOLDER, check_package
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raise ConfigError for what cannot be with any master."""
+        check_kinds(self, prefix="spark.")
         if self.slots_wait_s <= 0:
             raise ConfigError(option="spark.slots_wait_s", value=self.slots_wait_s, why="must be above 0")
         for name, value in self.settings.items():

@@ -27,6 +27,7 @@ from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, ControlError, LogMissingError, SourceError, TranlogError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
+from tranlog.option_kinds import check_kinds
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules import limits
@@ -109,6 +110,7 @@ class OperatingOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a port that may not be opened so, or that the files of TLS do not serve."""
+        check_kinds(self)
         for option, address, _ in self.ports:
             check_exposure(option, address, self.exposure)
         if self.ports:

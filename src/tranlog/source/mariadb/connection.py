@@ -17,6 +17,7 @@ import pymysql
 from pymysql.constants import ER
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
+from tranlog.option_kinds import check_kinds
 from tranlog.servers import mariadb
 from tranlog.servers.mariadb import SESSION, close, error_number, message, set_session
 from tranlog.servers.mariadb_address import MariadbAddress
@@ -105,6 +106,7 @@ class MariadbSourceOptions:
 
     def check(self) -> None:
         """Raise ConfigError for an impossible value."""
+        check_kinds(self)
         for option in ("host", "user", "source_id"):
             if not getattr(self, option):
                 raise ConfigError(option=option, value="", why="must not be empty")

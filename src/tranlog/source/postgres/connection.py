@@ -20,6 +20,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
+from tranlog.option_kinds import check_kinds
 from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import FRAGMENT_BYTES
@@ -117,6 +118,7 @@ class PostgresSourceOptions:
 
     def check(self) -> None:
         """Raise ConfigError for an impossible value."""
+        check_kinds(self)
         if not self.source_id:
             raise ConfigError(option="source_id", value="", why="must not be empty")
         read_dsn(self.dsn, option="dsn")

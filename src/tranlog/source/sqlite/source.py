@@ -37,6 +37,7 @@ from tranlog.errors import (
     SourceSetupError,
     SourceUnavailableError,
 )
+from tranlog.option_kinds import check_kinds
 from tranlog.row_touches import RowTouches
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
@@ -92,6 +93,7 @@ class SqliteSourceOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
+        check_kinds(self)
         if not self.path or self.path == ":memory:":
             raise ConfigError(option="path", value=self.path, why="name a database file")
         if not self.source_id or "\0" in self.source_id:

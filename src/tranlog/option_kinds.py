@@ -1,0 +1,65 @@
+"""Whether options are of the types that their classes name: Python without a type checker is asked here, first of all.
+
+Owns that check alone. What values an option may have of its type, each class of options says by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from tranlog.errors import ConfigError
+
+_PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number of seconds"),
+    "str": ((str,), "a text"),
+    "bool": ((bool,), "true or false"),
+    "tuple[str, ...]": ((tuple, list), "a list of texts"),
+    "dict[str, str]": ((Mapping,), "a table of texts"),
+    "Mapping[str, str]": ((Mapping,), "a table of texts"),
+    "dict[str, int]": ((Mapping,), "a table of whole numbers"),
+}
+"""By annotation: which types serve, and what an error calls them."""
+
+
+def check_kinds(options: Any, *, prefix: str = "") -> None:
+    """Raise ConfigError for the first value of another type than its option's; `prefix` stands before its name.
+
+    An annotation that is neither plain nor the name of a class is left alone.
+    """
+    for one in fields(options):
+        names = str(one.type).split(" | ")
+        found = [_PLAIN.get(name) or _of_class(name, type(options)) for name in names if name != "None"]
+        known = [of for of in found if of is not None]
+        value: Any = getattr(options, one.name)
+        if len(known) < len(found) or (value is None and "None" in names):
+            continue
+        kinds = [kind for of, _ in known for kind in of]
+        told = " or ".join(words for _, words in known) + (", or left out" if "None" in names else "")
+        wrong = not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds)
+        if (
+            not wrong
+            and isinstance(value, tuple | list)
+            and (strange := [of for of in value if not isinstance(of, str)])
+        ):
+            value, wrong = strange[0], True
+        if wrong or value != value:
+            raise ConfigError(option=prefix + one.name, value=value if one.repr else None, why=f"it is {told}")
+
+
+def _of_class(name: str, owner: type) -> tuple[tuple[type, ...], str] | None:
+    """Return what an option is whose annotation names a class that the module of its options knows."""
+    found = vars(sys.modules[owner.__module__]).get(name)
+    if not isinstance(found, type) or getattr(found, "_is_protocol", False):
+        return None
+    return (found,), f"a {name}: {', '.join(one.name for one in found)}" if issubclass(found, Enum) else f"a {name}"
+
+
+def check_options(options: object, kind: type) -> None:
+    """Raise TypeError for what is no instance of a class of options, such as a dict of them."""
+    if not isinstance(options, kind):
+        raise TypeError(f"options are a {kind.__name__}, not {options!r}")
