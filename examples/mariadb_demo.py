@@ -251,7 +251,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             if crossing.failure is not None or crossing.is_alive():
                 raise StepFailedError(f"the crossing transactions: {crossing.failure!r}")
             wait_until("capture has everything", captured_all, [following, applying], 300)
-            last = beat(conf, "evening", [following, applying])
+            last = beat(conf, "evening")
             following.stop()
             say(f"7  a heartbeat behind all of it, seqno {last}: when that is applied, everything is")
             wait_for_pipeline(conf, "--applied", str(last), processes=[applying], timeout_s=300)

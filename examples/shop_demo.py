@@ -115,7 +115,7 @@ def run(folder: Path) -> None:
         for writer in writers:
             writer.finish(300)
         wait_until("capture has everything", lambda: status(conf)["source"]["waiting"] == 0, [capture, second], 300)
-        last = beat(conf, "closing-time", [capture, second])
+        last = beat(conf, "closing-time")
         capture.stop()
         say(f"6  a heartbeat behind all of it, seqno {last}: when that is applied, everything is")
         wait_for_pipeline(conf, "--applied", str(last), processes=[second], timeout_s=300)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +341,32 @@ def test_the_real_clock_serves(tmp_path: Path) -> None:
         status = Capture(source, log, clock=SystemClock()).catch_up()
         assert status.lag_ms is not None and status.lag_ms > 10**12
     assert decode(b"").changes == ()
+
+
+def test_a_heartbeat_is_answered_with_its_seqno_when_it_is_durable(place: Place) -> None:
+    """Who goes on with it, online up to it or a wait for its seqno, may rely on it."""
+    with closing(place.source()) as source, Log.open(place.log_path, source_id="shop") as log:
+        capture = Capture(source, log, options=CaptureOptions(poll_s=0.01))
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(capture.run)
+            seqnos = [capture.heartbeat(name).result() for name in ("a", "b", "b")]
+            place.insert("x")
+            seqnos += [one.result() for one in [capture.heartbeat(name) for name in "cde"]]
+            assert log.durable_seqno >= seqnos[-1]
+            capture.stop()
+            running.result()
+        with log.cursor() as cursor:
+            beats = {
+                one.header.seqno: dict(one.payload().metadata).get("heartbeat", "") for one in cursor.scan(wait=False)
+            }
+        assert [beats[seqno] for seqno in seqnos] == ["a", "b", "b", "c", "d", "e"] and len(set(seqnos)) == 6
+
+
+def test_a_heartbeat_that_a_capture_leaves_is_cancelled(place: Place) -> None:
+    with closing(place.source()) as source, Log.open(place.log_path, source_id="shop") as log:
+        capture = Capture(source, log)
+        beat = capture.heartbeat("late")
+        assert not beat.done()
+        capture.stop()
+        capture.run()
+        assert beat.cancelled()

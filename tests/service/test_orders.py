@@ -6,8 +6,10 @@ The pipeline's channels are threads; tests/service/test_operating_spark.py has t
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from fix_effort import few_of
 from fix_operated import Operated, operation_of, without_java
 from fix_server import at_port
+from tranlog.capture.capture import Capture
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnError
@@ -24,9 +27,9 @@ from tranlog.pipeline.filters.filters import Rename
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.states import State
 from tranlog.service.commands import cli
-from tranlog.service.process.operating import OperatingOptions, Operator, operated
+from tranlog.service.process.operating import Capturing, OperatingOptions, Operator, capture_endpoint, operated
 from tranlog.source.packer import pack
-from tranlog.source.sqlite import connect
+from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.types import LogicalType
 
@@ -215,3 +218,27 @@ def test_contradictions_are_refused(shop: Shop, told: Tell) -> None:
     assert "--until-gtid" in told("online --until-gtid 7", code=2)
     assert "--skip-seqno" in told("online --skip-seqno 5-3", code=2)
     assert "a seqno is 0 or more" in told("online --from-seqno=-1", code=2)
+
+
+def test_a_heartbeat_is_in_the_log_when_the_command_returns(shop: Shop, told: Tell) -> None:
+    """A script goes on with its seqno; while the source has not given way, it hears that it is not there yet."""
+    install("source.db")
+    shutil.rmtree("log")  # a source that is SQLite's begins where it says itself
+    with ExitStack() as opened:
+        source = opened.enter_context(closing(SqliteSource(SqliteSourceOptions(path="source.db", source_id="shop"))))
+        log = opened.enter_context(Log.open("log", source_id="shop"))
+        work = Capture(source, log)
+        opened.enter_context(capture_endpoint(Capturing(log, work), runtime_dir=None))
+        last = int(log.durable_seqno)
+        assert told("heartbeat early --timeout 0.01", code=1) == "heartbeat early is not in the log within 0.01 s\n"
+        assert json.loads(told("heartbeat early --timeout 0 --json", code=1)) == {"heartbeat": "early", "seqno": None}
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(work.run)
+            opened.callback(work.stop)
+            seqno = json.loads(told("heartbeat evening --json"))["seqno"]
+            assert last + 2 < seqno <= log.durable_seqno, "both that were given up came before it"
+            number = told("heartbeat evening").removeprefix("heartbeat evening is seqno ").removesuffix(" of the log\n")
+            assert seqno < int(number) <= log.durable_seqno
+            work.stop()
+            running.result()
+        assert "a heartbeat's name is 1 to" in told("heartbeat", "*", code=2)

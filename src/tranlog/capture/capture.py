@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from tranlog.capture.holder import holder_of
@@ -129,7 +130,7 @@ class Capture:
         self._batch_bytes = 0
         self._loading = Loading(source, log, self._clock, load)
         self._verifying = Verifying(source, log, self._clock, summing)
-        self._heartbeats: deque[str] = deque()
+        self._heartbeats: deque[tuple[str, Future[Seqno]]] = deque()
         self._in_flight: PartRead | None = None
         self.begun = False
         """Whether the source has started where the log ends."""
@@ -169,6 +170,8 @@ class Capture:
                     self._log.expire()
         finally:
             self._verifying.drop()
+            while self._heartbeats:
+                self._heartbeats.popleft()[1].cancel()
         return self._status
 
     def catch_up(self, *, wait_s: float = 0.0) -> CaptureStatus:
@@ -197,21 +200,25 @@ class Capture:
     def _waits(self) -> bool:
         return self._loading.waits or self._verifying.is_near
 
-    def heartbeat(self, name: str) -> None:
+    def heartbeat(self, name: str) -> Future[Seqno]:
         """Have a heartbeat appended after the transaction at hand: an empty transaction with this name.
+
+        The answer comes when it is durable; it is cancelled where `run` ends before.
 
         Threads: any. It passes through log and pipeline as every transaction does, and no source hears of it; it
         repeats the event id before it, so that capture resumes as if it were not there.
         """
-        self._heartbeats.append(name)
+        answer: Future[Seqno] = Future()
+        self._heartbeats.append((name, answer))
+        return answer
 
     def _beat(self) -> None:
         """Append the heartbeats that were asked for, between two reads of the source."""
         log = self._log
-        beaten = False
-        while self._heartbeats:
-            name = self._heartbeats.popleft()
-            log.append(
+        beaten: list[tuple[Future[Seqno], Seqno]] = []
+        while len(beaten) < len(self._heartbeats):
+            name, answer = self._heartbeats[len(beaten)]
+            gtid = log.append(
                 Fragment(
                     source_id=self._source.source_id,
                     event_id=log.last_event_id() or "",
@@ -222,9 +229,12 @@ class Capture:
                     last=True,
                 )
             )
-            beaten = True
+            beaten.append((answer, gtid.seqno))
         if beaten:
             log.commit()
+        for answer, seqno in beaten:
+            self._heartbeats.popleft()
+            answer.set_result(seqno)
 
     def stop(self) -> None:
         """Make `run` end soon, now and from now on."""

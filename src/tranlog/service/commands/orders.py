@@ -342,15 +342,17 @@ def _plan_text(plan: dict[str, Any]) -> str:
 def heartbeat(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="The name that --until-heartbeat looks for.")] = "NONE",
+    timeout_s: Timeout = 60.0,
     host: Host = None,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     secret_file: SecretFile = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Put a heartbeat into the log: an empty transaction with a name, before which all channels meet.
 
-    The process that writes the log appends it, `tranlog run` or `tranlog capture`; the source is not touched.
+    The process that writes the log appends it, `tranlog run` or `tranlog capture`; the source is not touched. Waits
+    until it is there, and says its seqno. Exit code 1 if it was not in time; it may come later.
 
     \b
     Example:
@@ -363,8 +365,10 @@ def heartbeat(
         running = dataclasses.replace(pipeline, addresses=writer_of(config.log_dir).addresses + pipeline.addresses)
     else:
         running = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
-    found = running.ask("/heartbeat", Beat(name=name))
-    answer(found, f"heartbeat {found['heartbeat']} is on its way into the log", as_json)
+    found = running.ask("/heartbeat", Beat(name=name, timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
+    where = f"not in the log within {timeout_s:g} s" if found["seqno"] is None else f"seqno {found['seqno']} of the log"
+    answer(found, f"heartbeat {name} is {where}", as_json)
+    return ExitCode.CHECK_FAILED if found["seqno"] is None else ExitCode.DONE
 
 
 def show_view(

@@ -104,9 +104,10 @@ class WithinTime(_Body, frozen=True):
 
 
 class Beat(_Body, frozen=True):
-    """A heartbeat's name."""
+    """A heartbeat's name, and how long it may take to be in the log."""
 
     name: str
+    timeout_s: Seconds = 60.0
 
 
 class TellLoad(_Body, frozen=True):
@@ -242,6 +243,14 @@ class Decide(_Body, frozen=True):
 
 
 # --- answers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beaten:
+    """A heartbeat, and where the log has it; None where it was not there in time, and may come still."""
+
+    heartbeat: str
+    seqno: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -369,14 +370,25 @@ class Capturing(LogUpkeep):
         return self.loads()
 
     @api.post("/heartbeat")
-    def heartbeat(self, asked: api.Beat) -> dict[str, str]:
-        """Have a heartbeat put into the log. Raises ConfigError for a name that is none."""
+    def heartbeat(self, asked: api.Beat) -> api.Beaten:
+        """Have a heartbeat put into the log, and wait until it is there.
+
+        Raises ConfigError for a name that is none, ControlError where capture ends before.
+        """
         name = asked.name
         if not name or len(name.encode()) > HEARTBEAT_BYTES_MAX or not name.isprintable() or name == "*":
             why = f"a heartbeat's name is 1 to {HEARTBEAT_BYTES_MAX} bytes, printable, and not *"
             raise ConfigError(option="heartbeat", value=name, why=why)
-        self._capture.heartbeat(name)
-        return {"heartbeat": name}
+        beat, gone, seqno = self._capture.heartbeat(name), api.GONE.get(), None
+        until = time.monotonic() + min(asked.timeout_s, WAIT_MOST_S)
+        while seqno is None and not gone() and (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                try:
+                    seqno = beat.result(min(left, _TURN_S))
+                except CancelledError:
+                    why, remedy = "capture has ended before the heartbeat was in the log", "Start it, and ask again"
+                    raise ControlError(where=self.log.path, why=why, remedy=remedy) from None
+        return api.Beaten(heartbeat=name, seqno=seqno)
 
     def ready(self) -> str:
         """Say why it does not capture; empty where it does."""
