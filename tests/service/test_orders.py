@@ -194,6 +194,23 @@ def test_online_until(shop: Shop, told: Tell, limit: str, at: str) -> None:
     assert shop.rows() == set(range(1, 21)) - {2, 4, 5}
 
 
+def test_what_is_applied_already_is_not_skipped_and_said(shop: Shop, told: Tell) -> None:
+    """An operator who mistakes the number would think it done. What was skipped before may be named again."""
+    shop.start()
+    told("online --until-seqno 7 --skip-seqno 2,4-5")
+    told("wait --applied 7 --state OFFLINE:NORMAL")
+    refused = told("online --skip-seqno 1-3,5,7-9", code=2)
+    assert "--skip-seqno = '1,3,7': applied already, so nothing is skipped" in refused
+    assert "is OFFLINE:NORMAL, applied up to seqno 7" in told("state")
+    told("online --skip-seqno 2,5,9")
+    assert "is ONLINE" in told("wait --applied 20")
+    assert "--skip-seqno" not in told("online --skip-seqno 3", code=4), "it is online: that comes first"
+    told("offline")
+    assert shop.rows() == set(range(1, 21)) - {2, 4, 5, 9}
+    told("online --from-seqno 9 --skip-seqno 10-20")
+    told("wait --applied 20")
+
+
 def test_an_error_is_pending_with_its_seqno_and_event_id(shop: Shop, told: Tell) -> None:
     operator = shop.start()
     target = apsw.Connection(shop.options.path)

@@ -179,6 +179,19 @@ class SeqnoRanges:
         """Return what of it lies after a position."""
         return SeqnoRanges(tuple((max(first, seqno + 1), last) for first, last in self.ranges if last > seqno))
 
+    def without(self, others: SeqnoRanges) -> SeqnoRanges:
+        """Return what of it is not in others."""
+        left = []
+        for first, last in self.ranges:
+            for begin, end in others.ranges:
+                if begin <= last and end >= first:
+                    if begin > first:
+                        left.append((first, begin - 1))
+                    first = end + 1
+            if first <= last:
+                left.append((first, last))
+        return SeqnoRanges(tuple(left))
+
     def __contains__(self, seqno: object) -> bool:
         return isinstance(seqno, int) and any(first <= seqno <= last for first, last in self.ranges)
 

@@ -17,6 +17,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogRange
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.pipeline.rules.limits import SeqnoRanges
 from tranlog.target.options import TargetOptions, is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
@@ -82,6 +83,29 @@ def is_alive(target: Target, row: PipelineRow, *, clock: Clock, watch_s: float) 
     clock.sleep(watch_s)
     now = target.positions.read_pipeline(row.pipeline)
     return now is not None and now.moved_since(row)
+
+
+def applied_of(
+    target: Target, reader: ReadableLog, wanted: SeqnoRanges, *, pipeline: str, plan: ShardPlan
+) -> SeqnoRanges:
+    """Return which of these seqnos a pipeline has applied; those that it left out are none of them.
+
+    Between its slowest and its fastest channel the plan tells whose a transaction is. By writes it is anybody's, and
+    is not told there.
+    """
+    positions = target.positions
+    stands = {row.channel: row.applied_seqno for row in positions.read_channels(pipeline)}
+    slowest, fastest = min(stands.values(), default=NO_SEQNO), max(stands.values(), default=NO_SEQNO)
+    found = [(first, min(last, slowest)) for first, last in wanted.ranges if first <= slowest]
+    assignment = positions.read_assignment(pipeline)
+    for first, last in wanted.after(slowest).ranges:
+        for seqno in map(Seqno, range(first, min(last, fastest) + 1)):
+            if (header := reader.header(seqno)) is not None:
+                shard = plan.shard(header, lambda seqno=seqno: reader.payload(seqno).changes)  # type: ignore[misc]
+                owner = plan.owner(shard, assignment)
+                if owner is not None and stands.get(max(owner, 0), NO_SEQNO) >= seqno:
+                    found.append((seqno, seqno))
+    return SeqnoRanges.of(found).without(SeqnoRanges.of(positions.read_left_out(pipeline)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status import view as views
 from tranlog.pipeline.status.gathering import KeptTarget, gather
 from tranlog.pipeline.status.status import Status
-from tranlog.pipeline.upkeep.position import set_position
+from tranlog.pipeline.upkeep.position import applied_of, set_position
 from tranlog.queues.store import MessageStore
 from tranlog.service.config.config import Config, PipelineOptions
 from tranlog.service.config.exposure import Exposure, Role, check_exposure, read_secrets
@@ -52,7 +52,8 @@ from tranlog.service.process.upkeep import LogUpkeep
 from tranlog.service.show.loads import load_text
 from tranlog.service.show.overview import Overview, overview_of
 from tranlog.source.kinds import SourceOptions, source_kind
-from tranlog.target.options import open_target
+from tranlog.target.options import is_there, open_target
+from tranlog.target.target import Target
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -172,8 +173,13 @@ class Operator:
 
     @api.post("/online")
     def online(self, asked: api.GoOnline) -> OperationState:
-        """Go online. Raises ConfigError where the order contradicts itself, StateError where it is not offline."""
+        """Go online. Raises ConfigError where the order contradicts itself, StateError where it is not offline.
+
+        ConfigError, too, where a seqno that is to be left out is applied already: nothing is left out then.
+        """
         order = order_of(asked)
+        if order.leave_out and asked.from_seqno is None and self._operation.state().state.resting:
+            self._check_skipped(order.leave_out)
         before = None if asked.from_seqno is None else self._repositioning(asked.from_seqno)
         self._operation.online(order, before=before)
         return self.state()
@@ -307,6 +313,17 @@ class Operator:
             source_event_id=source_event_id,
             kept=self._target,
         )
+
+    def _check_skipped(self, wanted: limits.SeqnoRanges) -> None:
+        options = self._operation.options
+
+        def look(target: Target) -> limits.SeqnoRanges:
+            with open_readable(options.log_dir) as reader:
+                return applied_of(target, reader, wanted, pipeline=options.pipeline, plan=options.shard_plan())
+
+        if is_there(options.target) and (found := self._target.read(options.target, look)):
+            why = "applied already, so nothing is skipped; leave it out, or take back at the target what it did"
+            raise ConfigError(option="--skip-seqno", value=found.text(), why=why)
 
     def _repositioning(self, seqno: int) -> Callable[[], None]:
         """Return what puts all channels before a seqno, the pipeline being offline."""
