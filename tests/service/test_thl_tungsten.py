@@ -309,6 +309,31 @@ def test_dump_of_a_damaged_record_says_so(tmp_path: Path, capsys: pytest.Capture
     assert code == 0 and "DOES NOT MATCH" in out
 
 
+@pytest.mark.parametrize(("case", "ends", "events"), [("filtered", (0, 14), 7), ("rotated-60", (0, 59), 60)])
+def test_info_counts_events_and_no_seqnos(
+    case: str, ends: tuple[int, int], events: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A filtered range has many seqnos and is one event; fragments are none."""
+    code, out, _ = run(GOLDEN / case / "log", "info -json", capsys)
+    found = json.loads(out)
+    assert code == 0 and (found["min_seqno"], found["max_seqno"], found["events"]) == (*ends, events)
+    code, out, _ = run(GOLDEN / case / "log", "verify -json", capsys)
+    assert code == 0 and json.loads(out)["transactions"] == events
+
+
+def test_info_counts_the_events_of_a_log_with_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(GOLDEN / "odd-order" / "log", "info", capsys)
+    assert code == 0 and "\nmax seq# = 20\nevents = 10\n" in out
+
+
+def test_info_says_that_damage_hides_how_many_events_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(GOLDEN / "fail-bad-body-first-file" / "log", "info", capsys)
+    assert code == 0 and "max seq# = 59" in out and "events" not in out
+    assert "note: its events are not counted: damaged log: thl.data.0000000001, offset 1400" in err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["native", "tungsten"])
 def test_a_long_listing_says_on_stderr_how_far_it_is(

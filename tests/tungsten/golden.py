@@ -196,7 +196,9 @@ def _index(reader: TungstenReader) -> Iterator[str]:
 
 def _info(reader: TungstenReader) -> Iterator[str]:
     files = [listing.SegmentShown(file=entry.name, bytes=entry.size, modified_ms=0) for entry in reader.segments()]
-    shown = listing.overview(reader.path, files, first=reader.first_seqno, last=reader.last_seqno, history=None)
+    first, last = reader.first_seqno, reader.last_seqno
+    events = last - first + 1 if last >= first >= 0 else 0  # of seqnos, as the ancestor's are
+    shown = listing.overview(reader.path, files, first=first, last=last, events=events, history=None)
     yield from listing.overview_lines(shown)
 
 

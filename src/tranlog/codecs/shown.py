@@ -88,6 +88,12 @@ class ShownLog(Protocol):
     def ends(self) -> tuple[int, int]:
         """Return the first and the last seqno that readers may see; -1 for both in an empty log."""
 
+    def count(self, passed: Scanned) -> int:
+        """Return how many transactions it holds, as `ends` says; `passed` is told now and then how far it is.
+
+        Raises CorruptRecordError where that is not known without reading what is damaged.
+        """
+
     def notes(self) -> tuple[str, ...]:
         """Return what is odd about the directory and no error."""
 
@@ -144,6 +150,11 @@ class NativeShown:
         """See ShownLog."""
         held = self.reader.range()
         return held.first_seqno, held.last_seqno
+
+    def count(self, passed: Scanned) -> int:
+        """See ShownLog: there is one for each seqno."""
+        first, last = self.ends()
+        return last - first + 1 if last >= first >= 0 else 0
 
     def notes(self) -> tuple[str, ...]:
         """See ShownLog."""
@@ -299,6 +310,15 @@ class TungstenShown:
     def ends(self) -> tuple[int, int]:
         """See ShownLog."""
         return self.reader.first_seqno, max(self.reader.last_seqno, self.reader.next_seqno - 1)
+
+    def count(self, passed: Scanned) -> int:
+        """See ShownLog: its seqnos may leave gaps, and a filtered range is one transaction."""
+        found = 0
+        for stored in self._events():
+            found += stored.record.last_frag
+            if stored.record.seqno % SCANNED_EVERY == 0:
+                passed(stored.record.seqno)
+        return found
 
     def notes(self) -> tuple[str, ...]:
         """See ShownLog."""

@@ -35,21 +35,27 @@ class SegmentShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """What `thl info` tells. `events` counts transactions: one per seqno."""
+    """What `thl info` tells. `events` counts transactions; None where damage hides how many there are."""
 
     directory: str
     files: int
     bytes: int
     min_seqno: int
     max_seqno: int
-    events: int
+    events: int | None
     oldest: SegmentShown | None
     newest: SegmentShown | None
     history: str | None
 
 
 def overview(
-    directory: str, segments: Sequence[SegmentShown], *, first: int, last: int, history: bytes | None
+    directory: str,
+    segments: Sequence[SegmentShown],
+    *,
+    first: int,
+    last: int,
+    events: int | None,
+    history: bytes | None,
 ) -> LogOverview:
     """Put the overview together; -1 for both ends of a log without a transaction."""
     return LogOverview(
@@ -58,7 +64,7 @@ def overview(
         bytes=sum(segment.bytes for segment in segments),
         min_seqno=first,
         max_seqno=last,
-        events=last - first + 1 if last >= first >= 0 else 0,
+        events=events,
         oldest=segments[0] if segments else None,
         newest=segments[-1] if segments else None,
         history=None if history is None else history.hex(),
@@ -72,7 +78,8 @@ def overview_lines(shown: LogOverview) -> Iterator[str]:
     yield f"logs size = {_megabytes(shown.bytes)}"
     yield f"min seq# = {shown.min_seqno}"
     yield f"max seq# = {shown.max_seqno}"
-    yield f"events = {shown.events}"
+    if shown.events is not None:
+        yield f"events = {shown.events}"
     for which, segment in (("oldest", shown.oldest), ("newest", shown.newest)):
         if segment is not None:
             written = datetime_text(Datetime(segment.modified_ms // 1000 * 1_000_000))

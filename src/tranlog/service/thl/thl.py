@@ -20,6 +20,7 @@ from tranlog.codecs.opening import codec_of, open_readable
 from tranlog.codecs.upkeep import purge as remove
 from tranlog.codecs.upkeep import repair as mend
 from tranlog.codecs.upkeep import verify as check
+from tranlog.errors import CorruptRecordError
 from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan
 from tranlog.log.upkeep.diff import SHOWN
 from tranlog.log.upkeep.diff import diff as diff_logs
@@ -143,7 +144,13 @@ def info(
         ]
         for note in log.notes():
             say(f"note: {note}")
-        shown = listing.overview(log.path, segments, first=first, last=last, history=log.history)
+        events = None
+        try:
+            with Progress() as progress:
+                events = log.count(lambda seqno: progress.update(f"counted up to seqno {seqno} of {last}"))
+        except CorruptRecordError as exc:
+            say(f"note: its events are not counted: {exc}")
+        shown = listing.overview(log.path, segments, first=first, last=last, events=events, history=log.history)
         answer(shown, listing.overview_lines(shown), as_json)
         log.check_whole()
 
