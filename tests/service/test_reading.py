@@ -207,6 +207,27 @@ columns = ["c"]
     assert (lines["spark.settings"], lines["spark.settings.spark.a"], lines["filter 2"]) == (18, 19, 14)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[shards]\nserial = [\n "a",\n 3]', "x.toml:7: shards.serial = 3: input should be a valid string"),
+        ('[pipeline]\nbeside = ["a", true]', "x.toml:7: pipeline.beside = True: input should be a valid string"),
+        ('load = ["a.b", 3]', "x.toml:6: source.load = 3: input should be a valid string"),
+        ("load = 3", "x.toml:6: source.load = 3: must be one of all, none"),
+        (
+            '[group]\nname = "g"\nnode = "n"\nlisten = "a:1"\n[group.clients]\nann = ["read", "x"]',
+            "x.toml:11: group.clients.ann = 'x': must be one of read, write, operate",
+        ),
+    ],
+)
+def test_an_element_of_a_list_has_its_keys_line(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f'[log]\ndir = "l"\n[source]\nkind = "sqlite"\npath = "x"\n{text}\n')
+    with pytest.raises(ConfigError) as raised:
+        load(str(path), environ={})
+    assert told in str(raised.value)
+
+
 @pytest.mark.long
 def test_pydantic_is_imported_only_where_a_configuration_is_read() -> None:
     """Decision 0029: neither `import tranlog` nor `tranlog --help` pays for it."""

@@ -212,8 +212,7 @@ class Reading:
             settings: Any = model(self._kinds() if "source" in self.only else (), self.only)
             return settings(reading=self)
         except ValidationError as exc:
-            found = sorted(exc.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-            raise self._refusal(found[0]) from exc
+            raise self._refusal(min(exc.errors(include_url=False), key=_rank)) from exc
 
     def sources(self, settings: type[BaseSettings]) -> Iterator[PydanticBaseSettingsSource]:
         """Yield the origins, the strongest first."""
@@ -395,7 +394,8 @@ class Reading:
         loc = list(found["loc"])
         if loc[0] == "filter" and len(loc) > 1:
             loc[:3] = [f"filter {loc[1] + 1}"]  # the third is the kind
-        depth = 2 if loc[0] in OPTIONAL or str(loc[0]).startswith("filter ") else len(loc)
+        in_list = next((at for at, one in enumerate(loc) if isinstance(one, int)), len(loc))  # of an element: its key's
+        depth = 2 if loc[0] in OPTIONAL or str(loc[0]).startswith("filter ") else in_list
         dotted = ".".join(map(str, loc[:depth]))
         value, kind = found.get("input"), found["type"]
         match kind:
@@ -437,6 +437,13 @@ class Reading:
             hint = _nearest(name, list(self.keys[loc[0]]))
         origin = self.given[dotted].origin if dotted in self.given else None
         return ConfigError(option=self._at(dotted, origin), value=_without_text(value), why=f"unknown key; {hint}")
+
+
+def _rank(found: Any) -> int:
+    """Return which error is said first: a key too many, and of a list what is wrong in it, not that it is no word."""
+    if found["type"] == "extra_forbidden":
+        return 0
+    return 2 if found["type"] == "literal_error" and isinstance(found["input"], list | tuple) else 1
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
