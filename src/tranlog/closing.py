@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import NoReturn, Self
 
 
 class Closing:
@@ -13,6 +13,10 @@ class Closing:
     def close(self) -> None:
         """Let go of what it has open."""
         raise NotImplementedError
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: locks and open files are this object's alone."""
+        raise TypeError(f"an open {type(self).__name__} cannot be copied or pickled; open another one")
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Final, Protocol, cast
+from typing import Final, NoReturn, Protocol, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -273,6 +273,9 @@ class OsLock:
                 fcntl.fcntl(self._fd, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a lock cannot be copied or pickled")  # its copy would close the file, and give it back
 
     def __del__(self) -> None:
         self.release()  # an opening that was broken off must not keep the log locked

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import errno
+import gc
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -23,6 +26,7 @@ import pytest
 from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, segment_names, segment_path
 from fix_tungsten import golden_segments
 from tranlog.change import Fragment
+from tranlog.disk import OsDisk
 from tranlog.errors import (
     ConfigError,
     CorruptRecordError,
@@ -562,3 +566,20 @@ def test_who_waits_without_end_in_the_writers_process_is_woken() -> None:
             fill(log, 1)
             transaction = found.result()
         assert transaction is not None
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_log_and_what_reads_it_cannot_be_copied(tmp_path: Path, duplicate: Callable[[Any], object]) -> None:
+    """Its lock and files are its own. A copy of the lock would give it back."""
+    with Log.open(tmp_path / "log", source_id="x") as log, LogReader.open(tmp_path / "log") as reader:
+        fill(log, 1)
+        for one in (log, log.cursor(), reader, reader.cursor()):
+            with pytest.raises(TypeError, match=f"an open {type(one).__name__} cannot be copied or pickled"):
+                duplicate(one)
+        fill(log, 1, start=1)
+    lock = OsDisk().lock(str(tmp_path / "lock"))
+    with pytest.raises(TypeError, match="a lock cannot be copied"):
+        duplicate(lock)
+    gc.collect()
+    assert lock.held(look=True)
+    lock.release()

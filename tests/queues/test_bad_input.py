@@ -8,10 +8,14 @@ an answer to what is not held (`test_store`), damage (`test_by_hand`, `test_reco
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
+import gc
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -21,6 +25,7 @@ from tranlog.errors import (
     ConfigError,
     DiskFailedError,
     DiskFullError,
+    LogLockedError,
     StoreDamagedError,
     TranlogError,
 )
@@ -575,3 +580,24 @@ def test_a_time_to_wait_that_is_none_is_refused_by_its_name(tmp_path: Path, seco
                 await store.get("a", timeout_s=seconds)
 
     asyncio.run(play())
+
+
+# --- copies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_store_and_its_deliveries_cannot_be_copied(tmp_path: Path, duplicate: Callable[[Any], object]) -> None:
+    """A deep copy that failed half way had a second lock with the same file, and gave it back: the store was lost."""
+    with MessageStore.open(tmp_path / "s") as store:
+        store.declare("a")
+        store.publish(b"1", queues=["a"])
+        delivery = take(store, "a")
+        assert repr([delivery]) == f"[<{delivery}>]"
+        for one in (store, delivery, StoreReader.open(tmp_path / "s")):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                duplicate(one)
+        gc.collect()
+        store.ack(delivery)
+        store.publish(b"2", queues=["a"])
+        with pytest.raises(LogLockedError):
+            MessageStore.open(tmp_path / "s")

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tranlog.clock import Clock
 from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
@@ -136,6 +136,13 @@ class Delivery:
 
     def __str__(self) -> str:
         return f"message {lsn_text(self.id)} of queue {self.queue!r}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would be held by nobody."""
+        raise TypeError(f"{self} cannot be copied or pickled; take its header and content")
 
 
 def _waiting_on(message: Message, queue_id: int) -> QueuePlace:
