@@ -601,3 +601,33 @@ def test_a_store_and_its_deliveries_cannot_be_copied(tmp_path: Path, duplicate: 
         store.publish(b"2", queues=["a"])
         with pytest.raises(LogLockedError):
             MessageStore.open(tmp_path / "s")
+
+
+# --- what looks ------------------------------------------------------------------------------------------
+
+
+def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "s") as store:
+        store.declare("a")
+        store.publish_many([b"1", b"2"], queues=["a"])
+        reader = StoreReader.open(tmp_path / "s")
+        for peek in (store.peek, reader.peek):
+            assert peek("a", 0) == []
+            with pytest.raises(ValueError, match="a count is 0 or more, not -1"):
+                peek("a", -1)
+            with pytest.raises(TypeError):
+                peek("a", 1.5)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a count is 1 or more, not 0"):
+            store.get_many("a", 0)
+        reader.close()
+
+
+def test_headers_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
+    """A list of pairs has no names that a binding could ask for: the message would go nowhere."""
+    with MessageStore.open(tmp_path / "s") as store:
+        store.declare("a")
+        store.declare_exchange("h", "headers")
+        store.bind("h", queue="a", arguments={"format": "pdf"})
+        with pytest.raises(TypeError, match="headers are a mapping, not"):
+            store.publish(b"1", exchange="h", headers=[("format", "pdf")])  # type: ignore[arg-type]
+        assert store.publish(b"1", exchange="h", headers={"format": "pdf"})

@@ -127,6 +127,10 @@ def test_a_topic_matches_word_by_word(pattern: str, key: str) -> None:
         ({"h": 1, "x-j": 2, "x-match": "all-with-x"}, {"h": 1}, False),
         ({"x-j": 2, "x-match": "any"}, {"x-j": 2}, False),
         ({"x-j": 2, "x-match": "any-with-x"}, {"x-j": 2}, True),
+        ({"h": 1}, {"h": True}, False),
+        ({"h": True}, {"h": 1}, False),
+        ({"h": False}, {"h": False}, True),
+        ({"h": 1}, {"h": 1.0}, True),
     ],
 )
 def test_headers_match_as_their_binding_says(wanted: Headers, headers: Headers, matches: bool) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from operator import index
 from typing import NoReturn, Protocol
 
 from tranlog.clock import Clock
@@ -564,6 +565,12 @@ def names_of(queues: Iterable[object]) -> list[str]:
             raise TypeError(f"the name of a queue is a str, not {type(one).__name__}")
         names.append(one)
     return names
+
+
+def check_count(count: int, *, least: int) -> None:
+    """Raise ValueError for a number of messages below `least`, TypeError for what is no number of them."""
+    if index(count) < least:
+        raise ValueError(f"a count is {least} or more, not {count}")
 
 
 def sections_of(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:

@@ -128,6 +128,8 @@ class StoreDefinitions:
         """Return the queues to which a message would go. The exchange without a name leads to the queue named `key`."""
         if not isinstance(key, str):
             raise TypeError(f"a key is a str, not {key!r}")
+        if headers is not None and not isinstance(headers, Mapping):
+            raise TypeError(f"headers are a mapping, not {headers!r}")
         with self._journal.lock:
             self._journal.check_open()
             catalogue = self._catalogue

@@ -18,6 +18,7 @@ from tranlog.errors import NotHeldError
 from tranlog.log.files.directory import directory_of
 from tranlog.lsn import lsn_text
 from tranlog.queues.core import Delivery
+from tranlog.queues.core import Delivery, check_count
 from tranlog.queues.files.beside import ContainersBeside, read_store
 from tranlog.queues.files.recovering import StoreRecovery
 from tranlog.queues.rules.state import Message, in_order, section_start
@@ -74,8 +75,10 @@ class StoreReader(Closing):
     def peek(self, queue: str, count: int = 1) -> list[Delivery]:
         """Return the first messages of a queue, at most `count`. They cannot be answered.
 
-        Reading one raises NotHeldError if the owner has freed its place. Raises UnknownQueueError.
+        Reading one raises NotHeldError if the owner has freed its place. Raises UnknownQueueError; ValueError for a
+        count below 0.
         """
+        check_count(count, least=0)
         queue_id, now_ms = self._catalogue.queue(queue).id, self._clock.now_ms()
         found = []
         for message in self._rows.get(queue_id, ()):

@@ -25,7 +25,7 @@ from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
 from tranlog.option_kinds import check_options
-from tranlog.queues.core import Delivery, StoreCore
+from tranlog.queues.core import Delivery, StoreCore, check_count
 from tranlog.queues.definitions import StoreDefinitions
 from tranlog.queues.files.catalogue import why_no_name
 from tranlog.queues.opening import Connect, OpenedStore, open_store
@@ -168,8 +168,10 @@ class MessageStore(StoreDefinitions, Closing):
     def peek(self, queue: str, count: int = 1) -> list[Delivery]:
         """Return the next messages that `get` would return, at most `count`, without taking them.
 
-        They can be read while they are there, and cannot be answered. Raises UnknownQueueError.
+        They can be read while they are there, and cannot be answered. Raises UnknownQueueError; ValueError for a count
+        below 0.
         """
+        check_count(count, least=0)
         with self._journal.lock:
             self._journal.check_open()
             return list(itertools.islice(self._core.waiting(queue, self._catalogue.queue(queue).id), count))
@@ -362,8 +364,7 @@ class MessageStore(StoreDefinitions, Closing):
 
         Raises as `get`, ValueError for a count below 1.
         """
-        if index(count) < 1:
-            raise ValueError(f"a count is 1 or more, not {count}")
+        check_count(count, least=1)
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
         journal = self._journal

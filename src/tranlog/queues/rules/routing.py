@@ -88,14 +88,21 @@ class _Topics:
 
 
 def headers_match(wanted: Headers, headers: Headers) -> bool:
-    """Whether a message's headers match a binding's arguments. A value of None matches any value of that header."""
+    """Whether a message's headers match a binding's arguments. A value of None matches any value of that header.
+
+    true and 1 are not the same.
+    """
     every, with_x = _MATCHES[str(wanted.get("x-match", "all"))]
     named = [
-        name in headers and (value is None or headers[name] == value)
+        name in headers and (value is None or _is_same(headers[name], value))
         for name, value in wanted.items()
         if name != "x-match" and (with_x or not name.startswith("x-"))
     ]
     return all(named) if every else any(named)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) is isinstance(other, bool)
 
 
 def check_exchange(kind: str) -> str | None:
