@@ -176,6 +176,33 @@ def test_values_and_functions(path: Path) -> None:
     db.close()
 
 
+def test_a_row_factory_makes_the_rows_as_in_sqlite3(tmp_path: Path) -> None:
+    def by_name(cursor: Any, row: tuple[Any, ...]) -> dict[str, Any]:
+        return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+    found = []
+    for module, kind in ((sqlite3, sqlite3.Row), (dbapi, dbapi.Row)):
+        with closing(module.connect(tmp_path / module.__name__)) as db:
+            before = db.cursor()
+            db.row_factory = by_name
+            cursor = db.execute("SELECT 1 AS a, 'x' AS b UNION SELECT 2, 'y' UNION SELECT 3, 'z'")
+            made: list[Any] = [cursor.fetchone(), cursor.fetchmany(1), *cursor, before.execute("SELECT 1").fetchall()]
+            db.row_factory = kind
+            (row,) = db.execute("SELECT 1 AS a, 2 AS B").fetchall()
+            made += [row["a"], row["b"], row[1], row[-1], row[:1], tuple(row), row.keys(), dict(row), len(row)]
+            with pytest.raises(IndexError):
+                row["c"]
+            cursor.row_factory = None
+            found.append([*made, cursor.execute("SELECT 7").fetchall()])
+    assert found[0] == found[1]
+
+
+def test_what_the_module_does_not_have_is_no_attribute_to_set(path: Path) -> None:
+    """Of a `text_factory` that is set and not asked nobody would hear."""
+    with closing(dbapi.connect(path)) as db, pytest.raises(AttributeError, match="text_factory"):
+        db.text_factory = bytes  # type: ignore[attr-defined]
+
+
 class Base(orm.DeclarativeBase):
     pass
 

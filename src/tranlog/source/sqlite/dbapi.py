@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 
@@ -118,12 +118,43 @@ def connect(
         return DbApiConnection(captured, isolation_level)
 
 
+class DbApiRow(tuple[Any, ...]):
+    """A row whose values have names, too, as `sqlite3.Row` has it: set as a `row_factory`."""
+
+    _names: tuple[str, ...]
+
+    def __new__(cls, cursor: DbApiCursor, row: tuple[Any, ...]) -> DbApiRow:
+        made = super().__new__(cls, row)
+        made._names = tuple(column[0] for column in cursor.description or ())
+        return made
+
+    def keys(self) -> list[str]:
+        """Return the columns' names."""
+        return list(self._names)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for name, value in zip(self._names, self, strict=True):
+            if name.lower() == key.lower():
+                return value
+        raise IndexError(f"the row has no column {key!r}; it has {', '.join(self._names)}")
+
+
+Row = DbApiRow
+RowFactory: TypeAlias = "Callable[[DbApiCursor, tuple[Any, ...]], Any]"
+
+
 class DbApiConnection:
     """A connection, as PEP 249 and `sqlite3` have it. Threads: the one that opened it."""
+
+    __slots__ = ("__weakref__", "_isolation_level", "captured", "row_factory")
 
     def __init__(self, captured: SqliteConnection, isolation_level: str | None) -> None:
         self.captured = captured
         """The connection underneath."""
+        self.row_factory: RowFactory | None = None
+        """What makes the rows of cursors that are made from now on; None: they are tuples."""
         self._isolation_level = isolation_level
 
     @property
@@ -218,6 +249,7 @@ class DbApiCursor:
 
     def __init__(self, connection: DbApiConnection) -> None:
         self.connection = connection
+        self.row_factory = connection.row_factory
         self._cursor: SqliteCursor = connection.captured.cursor()
         self._closed = False
 
@@ -271,29 +303,35 @@ class DbApiCursor:
         if level is not None and not captured.in_transaction and fold(leading_word(sql)) in _CHANGES_ROWS:
             captured.execute(f"BEGIN {level}")
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> tuple[Any, ...]:
+    def __next__(self) -> Any:
         self._check_open()
         with _translated():
-            return next(self._cursor)
+            row = next(self._cursor)
+        return row if self.row_factory is None else self.row_factory(self, row)
 
-    def fetchone(self) -> tuple[Any, ...] | None:
+    def fetchone(self) -> Any:
         """Return the next row, None where there is none."""
         return next(self, None)
 
-    def fetchmany(self, size: int | None = None) -> list[tuple[Any, ...]]:
+    def fetchmany(self, size: int | None = None) -> list[Any]:
         """Return up to `size` rows, `arraysize` without it."""
         self._check_open()
         with _translated():
-            return self._cursor.fetchmany(self.arraysize if size is None else size)
+            rows = self._cursor.fetchmany(self.arraysize if size is None else size)
+        return self._made(rows)
 
-    def fetchall(self) -> list[tuple[Any, ...]]:
+    def fetchall(self) -> list[Any]:
         """Return the rows that are left."""
         self._check_open()
         with _translated():
-            return self._cursor.fetchall()
+            rows = self._cursor.fetchall()
+        return self._made(rows)
+
+    def _made(self, rows: list[tuple[Any, ...]]) -> list[Any]:
+        return rows if self.row_factory is None else [self.row_factory(self, row) for row in rows]
 
     def close(self) -> None:
         """Drop the rows that are left; of any other use a closed cursor raises ProgrammingError."""
