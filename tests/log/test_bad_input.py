@@ -32,6 +32,7 @@ from tranlog.errors import (
     CorruptRecordError,
     DiskFailedError,
     DiskFullError,
+    LogClosedError,
     LogCodecError,
     LogError,
     LogLockedError,
@@ -48,6 +49,7 @@ from tranlog.log.rules.retention import LargerThan, OlderThan, UpToSeqno, UpToTi
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
+from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -429,6 +431,48 @@ def test_a_path_with_a_nul_is_no_log(tmp_path: Path) -> None:
             opening()
     with pytest.raises(LogMissingError, match="NUL"):
         LogReader.open(path)
+
+
+def test_an_empty_path_is_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes of a variable that is not set, and would be the folder in which the program happens to stand."""
+    monkeypatch.chdir(tmp_path)
+    for opening in (lambda: Log.open("", source_id="x"), lambda: LogReader.open(""), lambda: MessageStore.open("")):
+        with pytest.raises(LogMissingError, match="an empty path names no directory"):
+            opening()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_of_bytes_is_a_path(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "log\udcff")
+    with Log.open(path, source_id="x") as log, LogReader.open(path) as reader:  # type: ignore[arg-type]
+        fill(log, 1)
+        assert reader.range().last_seqno == 1
+
+
+@pytest.mark.parametrize("value", [5, None, b"x"])
+def test_a_name_that_is_no_text_is_refused(value: Any) -> None:
+    disk = SimDisk()
+    with pytest.raises(ConfigError, match=r"source_id.*: it is a text"):
+        Log.open(PATH, source_id=value, disk=disk, clock=ManualClock())
+    assert not disk.exists(PATH)
+    odd: Any = value or 7
+    with open_log(disk) as log:
+        for hold_of in (lambda: log.cursor(hold=odd), lambda: hold(PATH, value, Seqno(0), disk=disk)):
+            with pytest.raises(ConfigError, match="a hold's name is a plain file name"):
+                hold_of()
+
+
+def test_a_cursor_that_was_closed_reads_no_more() -> None:
+    """It opened its files anew, for nobody to close them."""
+    disk = SimDisk()
+    with open_log(disk) as log, open_reader(disk) as reader:
+        fill(log, 5)
+        for cursor in (log.cursor(), reader.cursor()):
+            assert cursor.next() is not None
+            cursor.close()
+            for call in (cursor.next, cursor.next_header, lambda cursor=cursor: next(cursor)):
+                with pytest.raises(LogClosedError, match="this cursor was closed"):
+                    call()
 
 
 @pytest.mark.parametrize(

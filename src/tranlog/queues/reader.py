@@ -17,7 +17,6 @@ from tranlog.disk import Disk, OsDisk
 from tranlog.errors import NotHeldError
 from tranlog.log.files.directory import directory_of
 from tranlog.lsn import lsn_text
-from tranlog.queues.core import Delivery
 from tranlog.queues.core import Delivery, check_count
 from tranlog.queues.files.beside import ContainersBeside, read_store
 from tranlog.queues.files.recovering import StoreRecovery

@@ -149,7 +149,9 @@ def directory_of(path: str | os.PathLike[str]) -> str:
 
     Raises LogMissingError where none can be.
     """
-    directory = os.fspath(path)
+    directory = os.fsdecode(path)
+    if not directory:
+        raise LogMissingError(path="''", why="an empty path names no directory")
     if "\0" in directory:
         raise LogMissingError(path=repr(directory), why="no path holds a NUL character")
     return os.path.join(os.getcwd(), directory).rstrip("/") or "/"

@@ -70,8 +70,15 @@ def _holds_of(path: str) -> str:
     return f"{path.rstrip('/')}/{HOLDS_DIR}"
 
 
-def _hold_path(path: str, name: str) -> str:
-    if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > HOLD_NAME_MAX:
+def _hold_path(path: str, name: object) -> str:
+    if (
+        not isinstance(name, str)
+        or not name
+        or name.startswith(".")
+        or "/" in name
+        or "\0" in name
+        or len(name.encode()) > HOLD_NAME_MAX
+    ):
         raise ConfigError(
             option="name", value=name, why="a hold's name is a plain file name without a slash or a leading dot"
         )

@@ -642,6 +642,7 @@ class Cursor(Closing):
         """Close the files; closing twice is harmless. A hold stays where it is."""
         self._walk.leave()
         self._closed = True
+        self._limit = NO_SEQNO  # the next call looks, and hears of it
 
     def _check_open(self) -> None:
         if self._closed:

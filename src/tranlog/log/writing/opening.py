@@ -89,6 +89,8 @@ class OpenedSegment:
 
 def check_source_id(source_id: str) -> None:
     """Raise ConfigError for one that no record can hold, before anything is created for it."""
+    if not isinstance(source_id, str):
+        raise ConfigError(option="source_id", value=source_id, why="it is a text")
     try:
         size_of([empty_transaction((source_id, ""), 0)])
     except RecordLimitError as exc:
