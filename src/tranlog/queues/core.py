@@ -75,7 +75,8 @@ class HoldsContent(Protocol):
 class Delivery:
     """A message that was taken from a queue and is held until it is answered. Threads: any, one at a time.
 
-    `redelivered`: it was taken before. `attempts`: how often it came back.
+    `redelivered`: it may have been taken before, since it came back, or was there when the store was opened: the log
+    does not say what was handed out. `attempts`: how often it came back.
     """
 
     __slots__ = ("_held_by", "message", "place", "queue", "redelivered")
