@@ -5,6 +5,7 @@ Conformance A4 and C: dtx.py, tx.py, TransactionalTest, TwoPhaseCommitTest.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -17,7 +18,7 @@ from tranlog.queues.rules.branches import TIMEOUT_MOST_S
 from tranlog.queues.rules.records import ACKED, DEQUEUE, DEQUEUE_BODY, TX_START, WHOLE
 from tranlog.queues.rules.state import NO_LSN
 from tranlog.queues.store import MessageStore
-from tranlog.queues.transaction import BranchSession
+from tranlog.queues.transaction import BranchSession, StoreTransaction
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 from tranlog.testing.sqlite_disk import SimVfs
@@ -115,6 +116,36 @@ def test_a_transaction_ends_once(store: MessageStore) -> None:
     for call in (transaction.commit, transaction.rollback, transaction.ack):
         with pytest.raises(TransactionStateError, match="over"):
             call()
+
+
+@pytest.mark.parametrize("ends", [None, StoreTransaction.commit, StoreTransaction.rollback])
+def test_a_transaction_that_is_dropped_is_rolled_back(
+    machine: Machine, store: MessageStore, ends: Callable[[StoreTransaction], None] | None
+) -> None:
+    """As a function leaves it that raised, or a generator that was closed: its messages were gone until a restart."""
+    store.publish_many([b"1", b"2"], queues=["a"])
+    transaction = store.transaction()
+    transaction.ack(take(store, "a"))
+    transaction.publish(b"x" * 70_000, queues=["b"])
+    transaction.publish(b"3", queues=["b"], transient=True)
+    if ends is not None:
+        ends(transaction)
+    del transaction
+    gc.collect()
+    came = ends is StoreTransaction.commit
+    assert contents(store, "a") == ([b"2"] if came else [b"1", b"2"])
+    assert contents(store, "b") == ([b"x" * 70_000, b"3"] if came else [])
+    assert store.status().transient_messages == came
+    assert contents(machine.kill(), "a") == ([b"2"] if came else [b"1", b"2"])
+
+
+def test_a_session_and_a_watcher_hear_of_a_dropped_transaction(store: MessageStore) -> None:
+    store.publish(b"1", queues=["a"])
+    for hears in (lambda: store.tpc_recover(), lambda: store.session().tpc_begin(b"x")):
+        store.transaction().ack(take(store, "a"))
+        gc.collect()
+        hears()
+        assert store.queues()["a"] == (1, 0)
 
 
 def test_what_a_transaction_took_nobody_else_can_answer(store: MessageStore) -> None:

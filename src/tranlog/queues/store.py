@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Self
@@ -59,6 +60,7 @@ class MessageStore(StoreDefinitions, Closing):
         super().__init__(opened.core)
         self._publishing = MessagePublishing(opened.core)
         self._branches: Branches[TransactionWork] = Branches()
+        self._dropped: deque[TransactionWork] = deque()  # of transactions that nobody decided and nobody has any more
         self._flushing: Flushing | None = None
         self._closed = False
 
@@ -338,8 +340,10 @@ class MessageStore(StoreDefinitions, Closing):
                 raise TransactionStateError(what=f"transaction {xid!r}", why=str(exc)) from exc
 
     def _expire(self) -> bool:
-        """Undo the branches whose time is over; return whether there were any."""
+        """Undo the branches whose time is over, and dropped transactions; return whether there were any."""
         over = self._branches.expire(self._clock.monotonic())
+        while self._dropped:
+            over.append(self._dropped.popleft())
         for work in over:
             work.undo(self._core)
         return bool(over)

@@ -222,7 +222,8 @@ def decide(core: StoreCore, transaction: QueueTransaction, *, commit: bool) -> N
 class StoreTransaction:
     """A transaction of one store. Threads: one at a time. As a context it is committed, or rolled back by an exception.
 
-    Nobody sees what it publishes before the commit, and nobody else can take the messages that it answers.
+    Nobody sees what it publishes before the commit, and nobody else can take the messages that it answers. One that is
+    dropped undecided is rolled back at the next look for messages.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -279,6 +280,10 @@ class StoreTransaction:
     def _check(self) -> None:
         if self._over:
             raise TransactionStateError(what="the transaction", why="it is over")
+
+    def __del__(self) -> None:
+        if not self._over:
+            self._store._dropped.append(self._work)  # who looks next undoes it: a collector takes no lock
 
     def __enter__(self) -> Self:
         return self
