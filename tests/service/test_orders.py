@@ -228,6 +228,14 @@ def test_an_error_is_pending_with_its_seqno_and_event_id(shop: Shop, told: Tell)
     assert shop.rows() == set(range(1, 21))
 
 
+@pytest.mark.parametrize("time", ["inf", "nan", "-1", "1e400"])
+def test_a_time_out_that_no_clock_takes_is_refused(shop: Shop, told: Tell, time: str) -> None:
+    shop.start()
+    for line in ("wait --applied 1", "flush", "offline", "heartbeat x", "reload"):
+        assert "invalid value for '--timeout'" in told(f"{line} --timeout {time}", code=2)
+    assert "is OFFLINE:NORMAL" in told("state")
+
+
 def test_contradictions_are_refused(shop: Shop, told: Tell) -> None:
     shop.start()
     assert "one limit at a time" in told("online --until-seqno 3 --until-event x", code=2)

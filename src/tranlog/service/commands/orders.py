@@ -34,7 +34,7 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import AsJson, answer, flag, one_of, option, print_json
+from tranlog.service.frame.command import SECONDS_MOST, AsJson, answer, flag, one_of, option, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
@@ -44,7 +44,14 @@ from tranlog.source.kinds import source_kind
 
 Host = Annotated[str | None, option("--host", "HOST:PORT|SOCKET", "Where it listens; default: by configuration.")]
 Timeout = Annotated[
-    float, typer.Option("--timeout", "-timeout", "-limit", metavar="S", min=0, help="How long to wait, in seconds.")
+    float,
+    typer.Option(
+        *("--timeout", "-timeout", "-limit"),
+        metavar="S",
+        min=0,
+        max=SECONDS_MOST,
+        help="How long to wait, in seconds.",
+    ),
 ]
 PipelineName = Annotated[str | None, option("--pipeline", "NAME", "Instead of the configured name.")]
 Authority = Annotated[
