@@ -190,6 +190,17 @@ def test_units_by_their_names_and_what_is_none() -> None:
             read(log, selection=Selection(tables=frozenset({"shop.orders"})))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["shards", "schemas", "tables"])
+def test_a_selection_by_one_name_is_refused(name: str) -> None:
+    """It would be looked for in the text, by parts of it. Compiled, Selection itself refuses it."""
+    with open_log(SimDisk()) as log:
+        Workload(seed=2).write(log, 30)
+        with pytest.raises(TypeError, match=f"{name} of a Selection are a set, not the str 'shop'|frozenset"):
+            read(log, selection=Selection(**{name: "shop"}))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a selection is a Selection, not"):
+            read(log, selection={"shop"})
+
+
 def test_what_repeats_is_a_dictionary() -> None:
     """Dictionary columns for source, shard, table."""
     schema = batch_schema()

@@ -136,6 +136,20 @@ def batch_schema(columns: Sequence[str] | None = None, *, unit: Unit = Unit.CHAN
     return pa.schema([pa.field(column, types.get(column, pa.string())) for column in wanted])
 
 
+def _check_selection(selection: object) -> None:
+    """Raise TypeError for what would select nothing, or by parts of names, and say nothing."""
+    if not isinstance(selection, Selection):
+        raise TypeError(f"a selection is a Selection, not {selection!r}")
+    for name, given in (("shards", selection.shards), ("schemas", selection.schemas), ("tables", selection.tables)):
+        names: object = given
+        if isinstance(names, str):
+            raise TypeError(f"{name} of a Selection are a set, not the str {names!r}")
+    tables: Iterable[object] = selection.tables or ()
+    for one in tables:
+        if not isinstance(one, tuple) or len(one) != 2:
+            raise TypeError(f"a table of a Selection is a pair of schema and table, not {one!r}")
+
+
 def read_batches(
     cursor: Cursor,
     *,
@@ -148,10 +162,7 @@ def read_batches(
 ) -> Iterator[RecordBatch]:
     """Yield what a cursor reads from where it stands, as `Cursor.batches`, which see."""
     unit = Unit(unit)
-    tables: Iterable[object] = selection.tables or ()
-    for one in tables:
-        if not isinstance(one, tuple) or len(one) != 2:
-            raise TypeError(f"a table of a Selection is a pair of schema and table, not {one!r}")
+    _check_selection(selection)
     schema = batch_schema(columns, unit=unit)
     gather = _Changes(schema, selection) if unit is Unit.CHANGE else _Transactions(schema, selection)
     hashed = "h" in gather.columns
