@@ -35,6 +35,10 @@ class SystemClock:
         time.sleep(seconds)
 
 
+SECONDS_MAX: Final = 1e9
+"""The longest time that a command takes, some thirty years; infinity is none that a socket or JSON takes."""
+
+
 def check_seconds(name: str, seconds: object) -> None:
     """Raise TypeError or ValueError, by the argument's name, for what is no time to wait; infinity is one."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):

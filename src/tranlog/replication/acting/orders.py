@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tranlog.addresses import check_reachable
+from tranlog.clock import SECONDS_MAX
 from tranlog.errors import ConfigError, GroupOrderError, HandshakeError, TranlogError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.commit_queue import CommitQueue
@@ -55,8 +56,6 @@ PATIENCE_S = 600.0
 """A new node may take so long to hold what the group has, """
 _GONE_S = 10.0
 """and may be without a connection for so long."""
-SECONDS_MAX = 1e9
-"""What an operator gives is no more: some thirty years."""
 CHANGE_S = 60.0
 """So long what a change of the configuration needs is waited for."""
 Body = dict[str, Any]

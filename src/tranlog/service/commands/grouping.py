@@ -16,15 +16,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tranlog.clock import SECONDS_MAX
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.node import GroupNode, found_group
-from tranlog.replication.acting.orders import SECONDS_MAX, AddNode, MemberStatus, NodeStatus
+from tranlog.replication.acting.orders import AddNode, MemberStatus, NodeStatus
 from tranlog.replication.rules.config import PRIORITY_MAX
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
-from tranlog.service.frame.command import SECONDS_MAX, AsJson, answer, new_app, print_json, say, stop_signals
+from tranlog.service.frame.command import AsJson, answer, new_app, print_json, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.process.api import ByName, Freeze, Reconfigure, RestoreNode, StepDown, SyncFrom
 from tranlog.service.process.client import GRACE_S

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 import typer
 
-from tranlog.clock import SystemClock
+from tranlog.clock import SECONDS_MAX, SystemClock
 from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.states import State
@@ -34,7 +34,7 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import SECONDS_MOST, AsJson, answer, flag, one_of, option, print_json
+from tranlog.service.frame.command import AsJson, answer, flag, one_of, option, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
@@ -49,7 +49,7 @@ Timeout = Annotated[
         *("--timeout", "-timeout", "-limit"),
         metavar="S",
         min=0,
-        max=SECONDS_MOST,
+        max=SECONDS_MAX,
         help="How long to wait, in seconds.",
     ),
 ]

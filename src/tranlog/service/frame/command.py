@@ -49,8 +49,6 @@ def option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
     return flag(name, text, metavar=metavar, **more)
 
 
-SECONDS_MOST = 1e9
-"""The longest time that a command waits; infinity is none that a socket or JSON takes."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")]
 AsJson = Annotated[bool, flag("--json", "Print one line of JSON; errors too, on stderr.")]
