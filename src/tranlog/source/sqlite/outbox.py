@@ -51,6 +51,7 @@ class OutboxWriter:
         self, db: apsw.Connection, recorder: RowRecorder, *, uuid: str, piece_bytes: int, clock: Clock
     ) -> None:
         self._db = db
+        self._cursor = db.cursor()  # kept: a new one for each piece takes a tenth of its time
         self._uuid = uuid
         self._recorder = recorder
         self._piece_bytes = piece_bytes
@@ -134,7 +135,7 @@ class OutboxWriter:
         piece = encode_piece(head, changes)
         self.exact = False
         try:
-            db.execute(INSERT_PIECE, (last, now, self.synced, piece))
+            self._cursor.execute(INSERT_PIECE, (last, now, self.synced, piece))
         except apsw.Error as exc:
             self.exact = True
             if not isinstance(exc, apsw.TooBigError):

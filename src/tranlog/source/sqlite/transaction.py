@@ -54,6 +54,7 @@ class WriterTransaction:
         flush_bytes: int,
     ) -> None:
         self.db = db
+        self._cursor = db.cursor()
         self.calls = calls
         self.familiar: dict[str, SqliteStatementKind] = {}
         """Texts that were run, with their kinds."""
@@ -158,7 +159,7 @@ class WriterTransaction:
             self._recorder.watch()
         if not db.in_transaction:
             run.own_transaction = True
-            db.execute("BEGIN IMMEDIATE")
+            self._cursor.execute("BEGIN IMMEDIATE")
         if not self._schema.checked:
             changes = db.changes()
             if written := self._schema.check():
@@ -350,7 +351,7 @@ class WriterTransaction:
         """Commit the transaction that one statement outside any has got."""
         try:
             self._before_commit()
-            self.db.execute("COMMIT")
+            self._cursor.execute("COMMIT")
         except BaseException:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
