@@ -24,7 +24,7 @@ from tranlog.change import RowChange
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
-from tranlog.source.sqlite.outbox import RowTooLargeError
+from tranlog.source.sqlite.lost_changes import RowTooLargeError
 from tranlog.target.postgres_dialect import BYTES_MOST
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
 

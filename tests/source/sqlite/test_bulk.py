@@ -667,14 +667,17 @@ def test_memory_of_a_bulk_is_bounded(tmp_path: Path) -> None:
     db = connect(tmp_path / "s.db", fragment_bytes=10_000)
     db.execute("CREATE TABLE t(a TEXT)")
     most = 0
-    add = db.recorder.add_rows
 
-    def watched(*noted: Any) -> None:
-        nonlocal most
-        add(*noted)
-        most = max(most, db.recorder.hook.bytes)
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(db.recorder, name)
 
-    db.recorder.add_rows = watched  # type: ignore[assignment]
+        def add_rows(self, *noted: Any) -> None:
+            nonlocal most
+            db.recorder.add_rows(*noted)
+            most = max(most, db.recorder.hook.bytes)
+
+    db._inserts._recorder = Watched()  # type: ignore[assignment]
     with db:
         db.executemany("INSERT INTO t VALUES(?)", [("x" * 100,)] * 10_000)
     assert 20_000 < most < 60_000

@@ -27,7 +27,8 @@ from tranlog.errors import ForeignWriterError
 from tranlog.payload import decode_table_map, encode_table_map
 from tranlog.source.packer import FRAGMENT_BYTES
 from tranlog.source.sqlite.hook import ONE
-from tranlog.source.sqlite.outbox import INSERT_PIECE, RowTooLargeError
+from tranlog.source.sqlite.lost_changes import RowTooLargeError
+from tranlog.source.sqlite.outbox import INSERT_PIECE
 from tranlog.source.sqlite.raw import (
     SCHEMA,
     RawTable,

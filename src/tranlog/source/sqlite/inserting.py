@@ -12,7 +12,8 @@ import apsw
 
 from tranlog.change import TableMap
 from tranlog.source.sqlite.bulk import BoundRows, BulkInsert, bulk_insert
-from tranlog.source.sqlite.recorder import RowRecorder, SourceUncertainError
+from tranlog.source.sqlite.lost_changes import SourceUncertainError
+from tranlog.source.sqlite.recorder import RowRecorder
 from tranlog.source.sqlite.schema import SqliteSchema, read_insert_facts
 from tranlog.source.sqlite.statement import PlainInsert, fold, quote
 from tranlog.source.sqlite.transaction import WriterTransaction

@@ -2,19 +2,18 @@
 
 Owns `_tranlog_outbox`'s rows until COMMIT, and when a writer frees what capture has carried over (`claim` says what
 may go); `source` reads them, `raw` is what stands in them. The hard idea: a COMMIT may be refused (a deferred
-constraint) and the transaction goes on, so what was written for it can be taken back.
+constraint) and the transaction goes on, so what was written for it can be taken back. Compiled, see `tranlog.compiled`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import apsw
 
 from tranlog.clock import Clock
-from tranlog.errors import SourceError
 from tranlog.source.sqlite.claim import free, read_progress
+from tranlog.source.sqlite.lost_changes import RowTooLargeError
 from tranlog.source.sqlite.raw import OUTBOX_TABLE, encode_piece
 from tranlog.source.sqlite.recorder import RowRecorder
 
@@ -24,24 +23,6 @@ FREE_EVERY_S = 1.0
 
 # SQLite gives the largest id plus 1, which is above every id there ever was: the last row captured is never freed.
 INSERT_PIECE = f"INSERT INTO main.{OUTBOX_TABLE}(last, tstamp, token, synced, changes) VALUES(?, ?, random(), ?, ?)"
-
-
-@dataclass(eq=False, kw_only=True)
-class RowTooLargeError(SourceError):
-    """A row whose change SQLite cannot store in the outbox beside it: the transaction cannot commit.
-
-    `size` is that of the piece that was refused, in bytes; `limit` what SQLite stores in one row.
-    """
-
-    tables: tuple[str, ...]
-    size: int
-    limit: int
-
-    def __str__(self) -> str:
-        return (
-            f"a change of {', '.join(self.tables) or 'a table'} takes {self.size} bytes with both of its images, and "
-            f"SQLite stores {self.limit} in one row: the transaction was not committed. Store smaller values"
-        )
 
 
 class OutboxWriter:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from dataclasses import dataclass
 from typing import IO
 
 import apsw
 
-from tranlog.errors import DiskFailedError, DiskFullError, SourceError, UnsupportedTypeError
+from tranlog.errors import DiskFailedError, DiskFullError, UnsupportedTypeError
 from tranlog.payload import encode_table_map
 from tranlog.shard import ShardRule
 from tranlog.source.sqlite.buffer import SPILL_BYTES, TransactionBuffer, net_change
 from tranlog.source.sqlite.hook import ONE, RowHook
+from tranlog.source.sqlite.lost_changes import SourceUncertainError
 from tranlog.source.sqlite.raw import (
     Place,
     RawRow,
@@ -35,16 +35,6 @@ from tranlog.source.sqlite.schema import SqliteSchema, TablePlan
 
 _HEADS_MOST = 1000
 _INSERT, _DELETE = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
-
-
-@dataclass(eq=False, kw_only=True)
-class SourceUncertainError(SourceError):
-    """Nobody can tell what a statement left of its changes: the transaction was rolled back."""
-
-    table: str
-
-    def __str__(self) -> str:
-        return f"cannot tell what a statement has left in {self.table}: the transaction was rolled back"
 
 
 class RowRecorder:

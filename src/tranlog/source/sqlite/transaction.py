@@ -24,8 +24,9 @@ import apsw
 from tranlog.errors import SourceError, SourceSetupError
 from tranlog.source.sqlite.calls import CallBrokenOffError, Calls
 from tranlog.source.sqlite.hook import RowHook
+from tranlog.source.sqlite.lost_changes import SourceUncertainError
 from tranlog.source.sqlite.outbox import OutboxWriter
-from tranlog.source.sqlite.recorder import RowRecorder, SourceUncertainError
+from tranlog.source.sqlite.recorder import RowRecorder
 from tranlog.source.sqlite.settings import check_attached, hold_attached, hold_settings
 from tranlog.source.sqlite.statement import SqliteStatementKind
 from tranlog.source.sqlite.writer_schema import WriterSchema

@@ -12,8 +12,9 @@ import apsw
 from tranlog.clock import Clock
 from tranlog.errors import ForeignWriterError, SourceSetupError
 from tranlog.source.sqlite.foreign_ddl import follow_foreign
+from tranlog.source.sqlite.lost_changes import SourceUncertainError
 from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA, raw_row
-from tranlog.source.sqlite.recorder import RowRecorder, SourceUncertainError
+from tranlog.source.sqlite.recorder import RowRecorder
 from tranlog.source.sqlite.schema import (
     SOURCE_TABLE,
     SqliteSchema,
