@@ -18,6 +18,7 @@ from tranlog.replication.acting.transport import Wire
 from tranlog.replication.rules import finding
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.packets import NO_GTID, CommitAnswer, Packet
+from tranlog.service.group_client import connect_group
 
 
 class SlowRoad:
@@ -297,3 +298,23 @@ def test_a_question_about_what_no_log_has_misleads_no_search(tmp_path: Path) -> 
                 assert isinstance(await client.find("y", after=lost.after, timeout=LONG_S), EventFound)
 
         group.run(play())
+
+
+@pytest.mark.long
+def test_another_group_is_not_asked(tmp_path: Path) -> None:
+    """Whose address is in the list by mistake: it has none of what was sent before, whatever its name."""
+    with live_group(tmp_path, "a") as group, live_group(tmp_path, "z") as other:
+        with connect_group(f"{group.url},{other.options['z'].listen}", find_s=0.5) as client:
+            first = client.commit(words("x"), w=1, wtimeout=LONG_S, event_id="x")
+            of = group if first.primary == "a" else other
+            of.stop(first.primary)
+
+            def found_none() -> bool:
+                try:
+                    return isinstance(client.commit(words("y"), w=1, wtimeout=LONG_S), Satisfied)
+                except NoPrimaryError as exc:
+                    return "it is of the group" in str(exc)
+
+            eventually(found_none)
+            with pytest.raises(NoPrimaryError, match="What became of the transaction in question is not known"):
+                client.find("x", timeout=0.5)

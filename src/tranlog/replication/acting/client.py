@@ -298,6 +298,7 @@ class AsyncGroup:
         self._id = NodeId(secrets.token_hex(8))
         self._connection: Connection | None = None
         self._seen = NO_GTID
+        self._group = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finding = asyncio.Lock()
         self._news = asyncio.Event()
@@ -521,6 +522,7 @@ class AsyncGroup:
                     found.retire()
                 elif found is not None:
                     self._seen = max(self._seen, (await found.welcome).last)
+                    self._group = found.group
                     return found
                 if loop.time() >= until or self._ended:
                     return None
@@ -560,6 +562,9 @@ class AsyncGroup:
             connection = await self._connect(address)
             asked.append(connection)
             told = await connection.who()
+            if self._group and connection.group not in ("", self._group):  # which knows nothing of what was sent before
+                troubles.append(f"{address}: it is of the group {connection.group}, not of {self._group} as before")
+                return None
             if told is None or told.node == connection.node:
                 if told is not None:
                     return connection

@@ -48,6 +48,8 @@ class Connection(Greeting):
         self.address = ""
         self.epoch = 0
         """The reign of the primary that it was found as."""
+        self.group = ""
+        """The id of its node's group, empty where that is in none or was not asked."""
         self._tls: ssl.SSLContext | None = None
         self._watches = False
         self._watching: asyncio.Task[None] | None = None
@@ -142,7 +144,7 @@ class Connection(Greeting):
         told = await self.ask(0, Who(number=0))
         if not isinstance(told, Primary):
             return None
-        self.epoch = told.epoch
+        self.epoch, self.group = told.epoch, told.config.group
         return told
 
     def watch(self, tls: ssl.SSLContext | None) -> None:
