@@ -164,9 +164,18 @@ def test_holds_rise_once_a_second_and_searches_end_with_the_node() -> None:
     log.carry_out(KeepFrom("node.b", 9))
     log.carry_out(KeepFrom("node.c", None))
     assert held() == {"node.b": 9, "restore.b": 3}
+    clock.advance(1)
+    for name in ("node.b", "node.c"):
+        moved = KeepFrom(name, 11, held=True)
+        assert not log.waits(moved)
+        log.carry_out(moved)
+    assert held() == {"node.b": 11, "restore.b": 3}, "a hold that is there moves, and none is made"
     log.close()
     log = follow(disk, clock)
-    assert held() == {"node.b": 9}
+    assert held() == {"node.b": 11}
+    clock.advance(1)
+    log.carry_out(KeepFrom("node.b", 9, held=True))
+    assert held() == {"node.b": 9}, "one that an earlier start made, too"
     log.forget_others({"b"})
     assert held() == {"node.b": 9}
     log.forget_others({"c"})

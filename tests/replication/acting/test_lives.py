@@ -17,6 +17,7 @@ import pytest
 from fix_live_group import LONG_S, LiveGroup, differences, events, eventually, live_group, words
 from fix_tube import Tube
 from tranlog.clock import SystemClock
+from tranlog.log.files.positions import read_holds
 from tranlog.replication.acting.client import Answer, Satisfied
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.packets import PRIMARY, STATE_NAMES
@@ -196,3 +197,20 @@ def test_a_log_is_restored_where_nobody_is_primary(tmp_path: Path) -> None:
         group.await_whole()
     for name in group.options:
         assert events(tmp_path / name) == ["one", "two"]
+
+
+@pytest.mark.long
+def test_a_former_primary_keeps_its_log_for_nobody_who_follows_another(tmp_path: Path) -> None:
+    """Else it would purge nothing any more, as long as it is a replica."""
+    with live_group(tmp_path) as group, group.client() as client:
+        former = group.await_primary()
+        client.commit(words("x"), w=3, wtimeout=LONG_S)
+        group.order(former, "step-down")
+        while not isinstance(answer := client.commit(words("y"), w=3, wtimeout=LONG_S), Satisfied):
+            pass
+
+        def held() -> set[int | None]:
+            return {one.restart_seqno for one in read_holds(group.options[former].dir)}
+
+        assert held()
+        eventually(lambda: held() == {answer.gtid.seqno + 1})

@@ -110,6 +110,8 @@ class NodeLog:
         for one in read_holds(log.path, disk=log.disk):
             if one.name.startswith(FOLLOWERS[1]):
                 drop_hold(log.path, one.name, disk=log.disk)  # whoever searches begins again
+            elif one.name.startswith(FOLLOWERS[0]) and one.restart_seqno is not None:
+                self._holds[one.name] = one.restart_seqno, 0.0
 
     @classmethod
     def follow(
@@ -294,8 +296,9 @@ class NodeLog:
                 return LogChange.LOGGED
             case Committed(gtid=gtid):
                 log.commit_to(gtid)
-            case KeepFrom(name=name, seqno=seqno):
-                self._keep(name, seqno)
+            case KeepFrom(name=name, seqno=seqno, held=held):
+                if not held or (name in self._holds and self._holds[name][0] != seqno):
+                    self._keep(name, seqno)
             case RollBack():
                 self._roll_back(effect)
                 return LogChange.ROLLED_BACK
@@ -306,6 +309,8 @@ class NodeLog:
         match effect:
             case Put(raw=raw):
                 return bool(self.log.open_spills()) or not self.log.fits(len(raw))
+            case KeepFrom(held=True):
+                return False
             case KeepFrom(name=name, seqno=seqno):
                 return (name in self._holds) is (seqno is None)  # a new one, or the end of one
             case KeepAlive():

@@ -16,7 +16,7 @@ from tranlog.replication.rules import concern
 from tranlog.replication.rules.acks import AckTable
 from tranlog.replication.rules.concern import OpenQuestion, Outcome
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, NodeId, election_majority, is_taken
-from tranlog.replication.rules.effects import Committed, Effect, EndReign, Persist, ReplicatedLog, Send, Tell
+from tranlog.replication.rules.effects import Committed, Effect, EndReign, KeepFrom, Persist, ReplicatedLog, Send, Tell
 from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST, Campaign
 from tranlog.replication.rules.feed import Feeder, Intake
 from tranlog.replication.rules.freshness import NEVER, Freshness
@@ -345,6 +345,8 @@ class Beating:
                 self._beat(sender)  # at once, since readers wait until a majority has answered
         elif sender == mind.primary:
             mind.primary, mind.primary_heard = NO_NODE, NEVER
+        if holds(self.log, beat.durable):  # whomever it follows now: a former source would else keep its log for ever
+            self._out.append(KeepFrom(f"node.{sender}", beat.durable.seqno + 1, held=True))
         self._hear_commit(beat.committed)
 
     def _hear_commit(self, committed: Gtid) -> None:

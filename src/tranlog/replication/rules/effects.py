@@ -162,10 +162,12 @@ class Restore(Effect, frozen=True):
 
 
 class KeepFrom(Effect, frozen=True):
-    """Hold the log from this seqno on against purging, under this name; None: release the hold."""
+    """Hold the log from this seqno on against purging, under this name; None: release the hold. `held`: only where
+    there is such a hold, which moves."""
 
     name: str
     seqno: int | None
+    held: bool = False
 
 
 class Committed(Effect, frozen=True):
