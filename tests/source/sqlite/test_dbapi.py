@@ -353,3 +353,26 @@ def test_a_timeout_that_is_no_number_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="busy_timeout_s is 0 seconds or more, not nan"):
         dbapi.connect(path, timeout=float("nan"))
     assert not path.exists()
+
+
+@pytest.mark.parametrize("sql", ["INSERT INTO nowhere VALUES (1)", "UPDATE t SET nothing = 1", "DELETE FROM"])
+def test_a_statement_that_is_no_sql_begins_nothing_as_in_sqlite3(tmp_path: Path, sql: str) -> None:
+    """With an isolation level that takes the lock at once, nobody else would get it before the next commit."""
+    for module in (sqlite3, dbapi):
+        with closing(module.connect(tmp_path / module.__name__, isolation_level="IMMEDIATE")) as db:
+            db.execute("CREATE TABLE t (a PRIMARY KEY)")
+            for call in (lambda db=db: db.execute(sql), lambda db=db: db.cursor().executemany(sql, [(), ()])):
+                with pytest.raises(module.OperationalError):
+                    call()
+                assert not db.in_transaction
+            db.execute("INSERT INTO t VALUES (1)")
+            with pytest.raises(module.OperationalError):
+                db.execute(sql)
+            assert db.in_transaction
+            db.commit()
+            cursor = db.cursor()
+            with pytest.raises(module.IntegrityError):
+                cursor.execute("INSERT INTO t VALUES (1) RETURNING a")
+            assert db.in_transaction and cursor.description is None
+            db.rollback()
+            assert db.execute("SELECT a FROM t").fetchall() == [(1,)]

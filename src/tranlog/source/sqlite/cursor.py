@@ -213,6 +213,7 @@ class SqliteCursor:
         self._inner.close(True)  # the statement is over, also when it was a row that could not be read
         self._rows = _NO_ROWS
         self.rowcount = -1
+        self.description = None
         self._inner = self._transaction.db.cursor()
         if not self.lazy:
             self._transaction.failed(self, error)

@@ -273,16 +273,16 @@ class DbApiCursor:
         """Run one statement; INSERT, UPDATE, DELETE and REPLACE begin a transaction where none is open."""
         with _translated():
             adapted = _adapted(parameters)
-            self._begin(sql)
-            self._cursor.execute(sql, adapted or None)
+            with self._begun(sql):
+                self._cursor.execute(sql, adapted or None)
         return self
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Sequence[Any] | Mapping[str, Any]]) -> DbApiCursor:
         """Run one statement once for each of the parameters."""
         with _translated():
             adapted = [_adapted(parameters) for parameters in seq_of_parameters]
-            self._begin(sql)
-            self._cursor.executemany(sql, adapted)
+            with self._begun(sql):
+                self._cursor.executemany(sql, adapted)
         return self
 
     def executescript(self, script: str) -> DbApiCursor:
@@ -297,11 +297,22 @@ class DbApiCursor:
         if self._closed:
             raise ProgrammingError("Cannot operate on a closed cursor.")
 
-    def _begin(self, sql: str) -> None:
+    @contextmanager
+    def _begun(self, sql: str) -> Iterator[None]:
+        """Begin a transaction for a statement that changes rows; not for one that is no SQL, as in `sqlite3`."""
         self._check_open()
         level, captured = self.connection.isolation_level, self.connection.captured
-        if level is not None and not captured.in_transaction and fold(leading_word(sql)) in _CHANGES_ROWS:
-            captured.execute(f"BEGIN {level}")
+        if level is None or captured.in_transaction or fold(leading_word(sql)) not in _CHANGES_ROWS:
+            yield
+            return
+        captured.execute(f"BEGIN {level}")
+        before = captured.total_changes()
+        try:
+            yield
+        except apsw.SQLError:
+            if captured.total_changes() == before:
+                captured.rollback()
+            raise
 
     def __iter__(self) -> Iterator[Any]:
         return self
