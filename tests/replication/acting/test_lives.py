@@ -17,7 +17,7 @@ import pytest
 from fix_live_group import LONG_S, LiveGroup, differences, events, eventually, live_group, words
 from fix_tube import Tube
 from tranlog.clock import SystemClock
-from tranlog.log.files.positions import read_holds
+from tranlog.log.files.holds import read_holds
 from tranlog.replication.acting.client import Answer, Satisfied
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.packets import PRIMARY, STATE_NAMES
