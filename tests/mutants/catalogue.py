@@ -197,12 +197,12 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
             module="tranlog.log.writing.log_end",
             old="""\
         self.flush(zeros=True)
-        self.publish(elsewhere=False)
+        if self.publishing.look_due():
 """,
             new="""\
         self.journal.file.sync()
         self.flush(zeros=True)
-        self.publish(elsewhere=False)
+        if self.publishing.look_due():
 """,
         ),
         Edit(
