@@ -443,7 +443,9 @@ class CoreThread:
                 self._later(one.answer, Outcome(concern.NOT_PRIMARY, NO_GTID, primary=core.mind.primary))
             except (LogClosedError, DiskFailedError):
                 raise
-            except (LogError, ConfigError) as exc:
+            except ConfigError as exc:
+                self._refuse([one], _why(exc))
+            except LogError as exc:
                 self._refuse([one], str(exc))
                 if isinstance(exc, DiskFullError):
                     written = self._kept(written, exc)
@@ -492,7 +494,7 @@ class CoreThread:
             self.core.ask(self._number, gtid, w, wtimeout_ms, later=later)
         except ConfigError as exc:
             del self._asked[self._number]
-            self._later(answer, Outcome(REFUSED, gtid), str(exc))
+            self._later(answer, Outcome(REFUSED, gtid), _why(exc))
 
     def waiters(self) -> int:
         """Return how many questions are open. In this thread."""
@@ -569,6 +571,11 @@ class CoreThread:
             raise closed
         self._syncing.over()
         self.core.durable()
+
+
+def _why(exc: ConfigError) -> str:
+    """Return what is wrong with a commit or a question; its error says by itself what to do."""
+    return f"{exc.option} = {exc.value!r}: {exc.why}"
 
 
 def _standing(core: Core, log: NodeLog) -> NodeStanding:
