@@ -134,9 +134,7 @@ def _may_roll_back(log: ReplicatedLog, found: Gtid, limits: Limits) -> SyncupFin
                 f"{found} was logged here {apart // 1000} s before {last}; rollback_limit_s is {limits.limit_s}",
             )
     if not limits.allow_ddl and log.has_ddl(found.seqno):
-        return SyncupFinding(
-            Verdict.FATAL, found, f"what comes after {found} holds DDL; rollback_ddl = abandon allows it"
-        )
+        return SyncupFinding(Verdict.FATAL, found, f"what comes after {found} holds DDL, which a target may have run")
     return SyncupFinding(Verdict.ROLL_BACK, found)
 
 
