@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,9 @@ listen = "127.0.0.1:2112"
 
 
 @pytest.mark.long
-def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_is_asked_and_told_over_http(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with live_group(tmp_path, "ab") as group, at_port(NodePart(group.nodes["b"], group.loop)) as address:
         running = RunningPipeline.at(address)
         found: dict[str, Any] = running.ask("/group/status")
@@ -56,7 +59,25 @@ def test_a_node_is_asked_and_told_over_http(tmp_path: Path, capsys: pytest.Captu
         code, _, err = told("group", "remove", "c")
         assert code == 2 and "no node of the group has this name" in err
         code, _, err = told("group", "reconfigure", "--without", "a")
-        assert code == 2 and "only by force" in err
+        assert code == 2 and "a changed configuration, or --force" in err
+        file = tmp_path / "group.json"
+        file.write_text(told("group", "config", "--json")[1])
+        shown = json.loads(file.read_text())
+        shown["members"][1]["tags"] = {"site": "north"}
+        file.write_text(json.dumps({**shown, "w": "majority"}))
+        epoch, version = shown["id"]
+        answer = f"the group has configuration {epoch}.{version + 1}\n"
+        assert told("group", "reconfigure", str(file))[:2] == (0, answer)
+        code, out, _ = told("group", "config", "--json")
+        assert (json.loads(out)["w"], json.loads(out)["members"][1]["tags"]) == ("majority", {"site": "north"})
+        code, _, err = told("group", "reconfigure", str(file))
+        assert code == 2 and "change what `tranlog group config` shows now" in err
+        for raw, why in (("{", "truncated"), ('{"ws": 1}', "unknown field `ws`"), ('{"w": 1.5}', "$.w")):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw.encode())))
+            code, _, err = told("group", "reconfigure", "-")
+            assert code == 2 and why in err, raw
+        code, _, err = told("group", "reconfigure", str(tmp_path / "none"))
+        assert code == 2 and "No such file" in err
         assert told("group", "step-down", "--within", "inf")[0] == 2
         assert told("group", "freeze", "b", "0")[:2] == (0, "node b may stand again\n")
         code, out, err = told("group", "step-down", "--json")

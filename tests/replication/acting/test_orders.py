@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fix_live_group import LiveGroup, eventually, live_group, words
-from tranlog.errors import ConfigError, GroupOrderError
+from tranlog.errors import CommitRefusedError, ConfigError, GroupOrderError
 from tranlog.replication.acting.client import Satisfied, reach
 from tranlog.replication.acting.orders import NodeStatus, Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
@@ -28,6 +28,18 @@ FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("step-down", {"force": 1}, "$.force"),
     ("reconfigure", {"without": 5}, "$.without"),
     ("reconfigure", {"without": [5]}, "$.without"),
+    ("reconfigure", {}, "without a change"),
+    ("reconfigure", {"change": {"wtimeout": 5}}, "unknown field `wtimeout`"),
+    ("reconfigure", {"change": {"members": [{"votes": 0}]}}, "name"),
+    ("reconfigure", {"change": {"members": [{"name": "b"}]}}, "`tranlog group add` admits one"),
+    ("reconfigure", {"change": {"members": [{"name": "a", "witness": True}]}}, "remove the node and add it anew"),
+    ("reconfigure", {"change": {"members": [{"name": "a", "priority": 0}]}}, "no node can be primary"),
+    ("reconfigure", {"change": {"members": [{"name": "a", "address": "0.0.0.0:1"}]}}, "others cannot connect to it"),
+    ("reconfigure", {"change": {"rules": {"both": {"site": 2}}}}, "the nodes have 0 values of this tag"),
+    ("reconfigure", {"change": {"w": 2}}, "1 nodes hold data"),
+    ("reconfigure", {"change": {"heartbeat_ms": 0}}, "must be above 0"),
+    ("reconfigure", {"change": {"id": [1, 99]}}, "change what `tranlog group config` shows now"),
+    ("reconfigure", {"change": {"group": "00"}}, "this group is"),
     ("remove", {"name": ["a"]}, "$.name"),
     ("restore", {"name": "a", "source": 7}, "$.source"),
     ("sync-from", {"source": "a"}, "name"),
@@ -123,6 +135,46 @@ def test_an_add_of_a_member_changes_its_vote(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_configuration_is_changed_as_it_was_shown(tmp_path: Path) -> None:
+    """tokumx-replication, "Replica Set Configuration": tags, write concern by rule, hidden and delayed members."""
+    with live_group(tmp_path, "abc") as group:
+        primary = group.await_primary()
+        other, third = (name for name in "abc" if name != primary)
+
+        def reconfigure(at: str = other, **change: Any) -> dict[str, Any]:
+            return group.order(at, "reconfigure", change=change)
+
+        sites = [{"name": primary, "tags": {"site": "x"}}, {"name": other, "tags": {"site": "y"}}]
+        with group.client() as client:
+            with pytest.raises(CommitRefusedError, match="name of a tag rule"):
+                client.commit(words("x"), w="both", wtimeout=60.0)
+            before = group.nodes[primary].standing.config
+            reconfigure(members=sites, rules={"both": {"site": 2}}, w="both", wtimeout_ms=60_000, chaining=False)
+            now = group.nodes[primary].standing.config
+            assert now.id > before.id and (now.w, now.chaining, now.rules) == ("both", False, {"both": {"site": 2}})
+            assert [(one.node, one.votes, one.address) for one in now.members] == [
+                (one.node, one.votes, one.address) for one in before.members
+            ]
+            assert isinstance(client.commit(words("x"), w="both", wtimeout=60.0), Satisfied)
+            assert isinstance(client.commit(words("x")), Satisfied), "by default, which is the rule"
+            with pytest.raises(ConfigError, match="change what `tranlog group config` shows now"):
+                reconfigure(id=[before.id.epoch, before.id.version], w=1)
+            with pytest.raises(ConfigError, match="the nodes have 1 values of this tag"):
+                reconfigure(members=[{"name": other, "tags": {}}])
+            with pytest.raises(GroupOrderError, match="more than one voter would"):
+                reconfigure(members=[{"name": name, "votes": 0, "priority": 0} for name in (other, third)])
+            with pytest.raises(ConfigError, match=f"{primary} is primary, and could not be; `tranlog group step-down`"):
+                reconfigure(members=[{"name": primary, "priority": 0}])
+            reconfigure(members=[{"name": third, "votes": 0, "priority": 0, "hidden": True, "delay_ms": 50}])
+            group.order(other, "add", name=third, address=group.options[third].listen, votes=0, priority=0)
+            (at,) = [one for one in group.nodes[primary].standing.config.members if one.name == third]
+            assert (at.votes, at.hidden, at.delay_ms) == (0, True, 50), "what add leaves out stays"
+            reconfigure(members=[{"name": third, "votes": 1, "priority": 5, "hidden": False, "delay_ms": 0}])
+            eventually(lambda: group.primaries() == [third])
+            eventually(lambda: isinstance(client.commit(words("x"), w="both", wtimeout=60.0), Satisfied))
+
+
+@pytest.mark.long
 def test_a_node_that_was_removed_forces_nothing(tmp_path: Path) -> None:
     """Else it would throw others out once it is admitted again."""
     with live_group(tmp_path, "abc") as group:
@@ -131,7 +183,7 @@ def test_a_node_that_was_removed_forces_nothing(tmp_path: Path) -> None:
         group.order(primary, "remove", name=removed)
         eventually(lambda: group.nodes[removed].standing.state == REMOVED)
         with pytest.raises(GroupOrderError, match=f"{removed} is in the group no more"):
-            group.order(removed, "reconfigure", without=[primary])
+            group.order(removed, "reconfigure", force=True, without=[primary])
         group.order(primary, "add", name=removed, address=group.options[removed].listen)
         group.await_whole()
         assert {one.name for one in group.nodes[other].standing.config.members} == set("abc")
@@ -182,5 +234,5 @@ def test_a_change_that_cannot_be_says_who_is_down(tmp_path: Path, monkeypatch: p
         eventually(lambda: group.primaries() == [other])
         with pytest.raises(GroupOrderError, match=f"DOWN: {former}; if lost for ever, .* --force --without {former}`"):
             group.order(other, "remove", name=former)
-        group.order(other, "reconfigure", without=[former])
+        group.order(other, "reconfigure", force=True, without=[former])
         group.await_primary()

@@ -254,7 +254,9 @@ def test_a_fatal_node_follows_again_and_what_it_had_is_saved(tmp_path: Path) -> 
     with live_group(tmp_path) as group:
         former = fatal(group)
         through = group.await_primary()
-        assert group.run(group.nodes[former].orders.status()).fatal.endswith("holds DDL, which a target may have run")
+        assert group.run(group.nodes[former].orders.status()).fatal.endswith(
+            "= abandon in the group's configuration allows it"
+        )
         with pytest.raises(GroupOrderError, match=r"it is primary; `tranlog group step-down` first"):
             group.order(former, "restore", name=through)
         for source in (former, "nobody"):

@@ -25,7 +25,17 @@ from tranlog.replication.acting.commit_queue import CommitQueue
 from tranlog.replication.acting.links import VOTE, Greeting, greet, refuse
 from tranlog.replication.acting.restoring import RestoreStatus, Restoring
 from tranlog.replication.acting.transport import Wire
-from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor, warnings
+from tranlog.replication.rules.config import (
+    NO_NODE,
+    ConfigChange,
+    ConfigId,
+    GroupConfig,
+    Member,
+    NodeId,
+    amended,
+    successor,
+    warnings,
+)
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.election import is_elected
 from tranlog.replication.rules.packets import (
@@ -63,16 +73,19 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 
 
 class AddNode(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name."""
+    """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name.
+
+    `hidden`, `delay_ms` and `tags` of a member stay as they are where they are left out.
+    """
 
     name: str
     address: str
     votes: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     witness: bool = False
-    hidden: bool = False
-    delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
-    tags: dict[str, str] = {}
+    hidden: bool | msgspec.UnsetType = msgspec.UNSET
+    delay_ms: Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+    tags: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     replace: bool = False
 
 
@@ -85,8 +98,12 @@ class _StepDown(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False
 
 
-class _Force(msgspec.Struct, frozen=True, kw_only=True):
+class _Reconfigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A change, made by the primary; or, by force, here and without asking anybody, who is a member no more."""
+
+    force: bool = False
     without: tuple[str, ...] = ()
+    change: ConfigChange | None = None
 
 
 class _FromSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +182,7 @@ class Orders:
             "add": (AddNode, self._add),
             "remove": (_ByName, self._remove),
             "step-down": (_StepDown, self._step_down),
-            "reconfigure": (_Force, self._force),
+            "reconfigure": (_Reconfigure, self._reconfigure),
             "restore": (_FromSource, self._restore),
             "freeze": (_Freeze, self._freeze),
             "sync-from": (_FromSource, self._sync_from),
@@ -177,8 +194,8 @@ class Orders:
             asked = msgspec.convert(body, form)
         except msgspec.ValidationError as exc:
             raise ConfigError(option=name, value=None, why=f"it has another form: {exc}") from exc
-        if name == "reconfigure":
-            return await carry(asked)
+        if isinstance(asked, _Reconfigure) and asked.force:
+            return await self._force(asked)
         if name == "remove" or (isinstance(asked, AddNode) and (asked.replace or not asked.priority)):
             await self._depose(str(body["name"]))
         to = self._named(str(body["name"])) if name in _AT_NODE else self._node.standing.primary
@@ -311,12 +328,14 @@ class Orders:
             refuse(wire, why)
             raise GroupOrderError(why=why)
         wire.cut()
-        told = {name: value for name, value in msgspec.structs.asdict(wanted).items() if name != "replace"}
-        voter = Member(node=hello.node, **told)
+        known = node.standing.config.member(hello.node)
+        fields = msgspec.structs.asdict(wanted).items()
+        told = {name: value for name, value in fields if name != "replace" and value is not msgspec.UNSET}
+        voter = Member(node=hello.node, name=wanted.name) if known is None else known
+        voter = msgspec.structs.replace(voter, **told)
         self._check_name(voter, wanted.replace)
         if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
             await self._remove(_ByName(name=voter.name))
-        known = node.standing.config.member(voter.node)
         if known is None:
             first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
             await self._change(lambda members: [*members, first])
@@ -410,7 +429,28 @@ class Orders:
             raise GroupOrderError(why=f"{why}; {node.options.node} stays primary, and commits go on")
         return {"stepped_down": node.options.node}
 
-    async def _force(self, asked: _Force) -> Body:
+    async def _reconfigure(self, asked: _Reconfigure) -> Body:
+        """Change what the group agrees on, and its members. Raises GroupOrderError, ConfigError."""
+        node, change = self._node, asked.change
+        if change is None:
+            raise ConfigError(option="reconfigure", value=None, why="without a change there is nothing to do")
+        old = node.standing.config
+        wanted = amended(old, change, epoch=old.id.epoch)
+        for one in wanted.members:
+            known = old.member(one.node)
+            assert known is not None
+            if one.node == node.node and not one.electable:
+                why = f"{one.name} is primary, and could not be; `tranlog group step-down` first"
+                raise ConfigError(option=f"members.{one.name}", value=None, why=why)
+            if one.address != known.address:
+                check_reachable(f"members.{one.name}.address", one.address)
+            if one.voter_with_data and not one.delay_ms and not known.voter_with_data:
+                await self._until_it_holds(one)
+        await self._install(lambda core: amended(core.config, change, epoch=core.mind.epoch))
+        now = node.standing.config
+        return {"id": list(msgspec.structs.astuple(now.id)), "warnings": warnings(now)}
+
+    async def _force(self, asked: _Reconfigure) -> Body:
         """Install a configuration here without asking anybody: of a majority that is lost for ever, or lost its logs.
 
         What is committed and held by none of those that stay is lost. A node that was removed has no say: its own one,
@@ -474,7 +514,11 @@ class Orders:
         return {"node": name, "source": member.name}
 
     async def _change(self, members: Callable[[Sequence[Member]], Sequence[Member]]) -> None:
-        """Install a configuration with other members, as soon as that may be; return when a majority has it.
+        """Install a configuration with other members. Raises as `_install`."""
+        await self._install(lambda core: successor(core.config, members(core.config.members), epoch=core.mind.epoch))
+
+    async def _install(self, following: Callable[[Core], GroupConfig]) -> None:
+        """Install a configuration, as soon as that may be; return when a majority has it.
 
         Raises GroupOrderError, ConfigError.
         """
@@ -482,7 +526,7 @@ class Orders:
         until = loop.time() + CHANGE_S
 
         def change(core: Core) -> str | None:
-            return core.reconfigure(successor(core.config, members(core.config.members), epoch=core.mind.epoch))
+            return core.reconfigure(following(core))
 
         while (why := await self._ask(change)) is not None:
             if self._node.standing.state != PRIMARY or not why.endswith(("try again", "new configuration")):

@@ -9,9 +9,10 @@ Source: tokumx-replication (replica sets), docs/protocol.md, "Configuration" and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NewType
+from typing import Annotated, Any, NewType
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tranlog.errors import ConfigError
 from tranlog.ids import HISTORY_BYTES
@@ -100,6 +101,41 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def copies(self) -> tuple[NodeId, ...]:
         """The voters that hold data."""
         return tuple([member.node for member in self.members if member.voter_with_data])
+
+
+class MemberChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a member is to be: what is left out stays. `node` and `witness` cannot change, and may be said."""
+
+    name: str
+    node: str | UnsetType = UNSET
+    witness: bool | UnsetType = UNSET
+    address: str | UnsetType = UNSET
+    votes: int | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    hidden: bool | UnsetType = UNSET
+    delay_ms: int | UnsetType = UNSET
+    tags: dict[str, str] | UnsetType = UNSET
+
+
+class ConfigChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a group's configuration is to be: what is left out stays, and so do members that are not named.
+
+    It has the form in which a configuration is shown. With `id` it is for that very one.
+    """
+
+    group: str | UnsetType = UNSET
+    id: ConfigId | UnsetType = UNSET
+    members: tuple[MemberChange, ...] = ()
+    chaining: bool | UnsetType = UNSET
+    heartbeat_ms: int | UnsetType = UNSET
+    w: int | str | UnsetType = UNSET
+    wtimeout_ms: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
+    rules: dict[str, dict[str, int]] | UnsetType = UNSET
+    keep_alive_s: Annotated[int, msgspec.Meta(ge=1)] | UnsetType = UNSET
+    rollback_limit_s: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
+    rollback_ddl: str | UnsetType = UNSET
+    warnings: list[str] = []
+    """As it was shown; it says nothing."""
 
 
 def election_majority(config: GroupConfig) -> int:
@@ -249,6 +285,35 @@ def admits(config: GroupConfig, *, own: NodeId, sender: NodeId) -> bool:
     except ValueError:
         return False
     return known and is_taken(GroupConfig(group=config.group), config, own=own, sender=sender)
+
+
+def amended(old: GroupConfig, change: ConfigChange, *, epoch: int) -> GroupConfig:
+    """Return the configuration that follows `old` by a change. Raises ConfigError.
+
+    Members neither come nor go by it: a new one has to be asked who it is.
+    """
+    if change.group not in (UNSET, old.group):
+        raise _refused("group", change.group, f"this group is {old.group}")
+    if change.id not in (UNSET, old.id):
+        why = f"the group has {msgspec.to_builtins(old.id)} by now; change what `tranlog group config` shows now"
+        raise _refused("id", msgspec.to_builtins(change.id), why)
+    members = {member.name: member for member in old.members}
+    for one in change.members:
+        known = members.get(one.name)
+        if known is None:
+            raise _refused("members", one.name, "no node of the group has this name; `tranlog group add` admits one")
+        for field in ("node", "witness"):
+            if getattr(one, field) not in (UNSET, getattr(known, field)):
+                why = f"{one.name} has {getattr(known, field)}, and keeps it; remove the node and add it anew"
+                raise _refused(f"members.{one.name}.{field}", getattr(one, field), why)
+        members[one.name] = msgspec.structs.replace(known, **_set_of(one))
+    settings = _set_of(change, without=("id", "members", "warnings"))
+    return successor(msgspec.structs.replace(old, **settings), list(members.values()), epoch=epoch)
+
+
+def _set_of(change: msgspec.Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(change)
+    return {name: value for name, value in fields.items() if value is not UNSET and name not in without}
 
 
 def successor(old: GroupConfig, members: Sequence[Member], *, epoch: int, forced: bool = False) -> GroupConfig:

@@ -134,7 +134,8 @@ def _may_roll_back(log: ReplicatedLog, found: Gtid, limits: Limits) -> SyncupFin
                 f"{found} was logged here {apart // 1000} s before {last}; rollback_limit_s is {limits.limit_s}",
             )
     if not limits.allow_ddl and log.has_ddl(found.seqno):
-        return SyncupFinding(Verdict.FATAL, found, f"what comes after {found} holds DDL, which a target may have run")
+        why = f"what comes after {found} holds DDL, which a target may have run; rollback_ddl = abandon in the group's"
+        return SyncupFinding(Verdict.FATAL, found, f"{why} configuration allows it")
     return SyncupFinding(Verdict.ROLL_BACK, found)
 
 

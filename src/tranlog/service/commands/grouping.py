@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +23,7 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.node import GroupNode, found_group
 from tranlog.replication.acting.orders import AddNode, MemberStatus, NodeStatus
-from tranlog.replication.rules.config import PRIORITY_MAX
+from tranlog.replication.rules.config import PRIORITY_MAX, ConfigChange
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
@@ -318,23 +320,49 @@ def restore(
 @reaching_node
 def reconfigure(
     asks: Ask,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What `group config --json` printed, changed; - for standard input.")
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Whatever is lost by it.")] = False,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="NODE", help="Who is a member no more; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have one node go on by force, where a majority is lost for ever, or lost the end of its logs.
+    """Change the group's configuration: tags and tag rules, priorities, votes, what is hidden or delayed, default w.
 
-    It asks nobody: what was committed, and is held by none of the nodes that stay, is lost. The nodes that are named
-    must not run any more. While a majority lives use `add` and `remove`.
+    What FILE leaves out stays as it is. `add` and `remove` change who is a member.
+
+    With --force, where a majority is lost for ever, or lost the end of its logs, one node goes on. It asks nobody: what
+    was committed, and is held by none of the nodes that stay, is lost. The nodes that are named must not run any more.
 
     \b
     Example:
+      tranlog --conf a.toml group config --json > group.json
+      tranlog --conf a.toml group reconfigure group.json
       tranlog --conf a.toml group reconfigure --force --without b --without c
     """
-    found = asks("/group/reconfigure", Reconfigure(force=force, without=tuple(without or ())))
+    change = _change_in(file) if file else None
+    asked = Reconfigure(force=force, without=tuple(without or ()), change=change)
+    found = asks("/group/reconfigure", asked, timeout_s=_ADD_S)
+    if change is not None:
+        epoch, version = found["id"]
+        answer(found, f"the group has configuration {epoch}.{version}", as_json)
+        for warning in found["warnings"] if not as_json else ():
+            say(f"group: {warning}")
+        return
     answer(found, f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}", as_json)
+
+
+def _change_in(file: str) -> ConfigChange:
+    """Read a change. Raises ConfigError."""
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return msgspec.json.decode(raw, type=ConfigChange)
+    except OSError as exc:
+        raise ConfigError(option="FILE", value=file, why=exc.strerror or str(exc)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(option="FILE", value=file, why=f"it is no changed configuration: {exc}") from exc
 
 
 @group_app.command("freeze")

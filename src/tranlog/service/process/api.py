@@ -36,6 +36,7 @@ from tranlog.capture.load_requests import LoadRequest
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.states import OperationState
+from tranlog.replication.rules.config import ConfigChange
 from tranlog.service.config.exposure import Role
 from tranlog.service.process.log_index import WriterIndex
 
@@ -222,10 +223,11 @@ class SyncFrom(_Body, frozen=True):
 
 
 class Reconfigure(_Body, frozen=True):
-    """`force` has to be set: without the word of a majority, only by force. `without`: who is a member no more."""
+    """`change`, which the primary makes; or `force`, of this node alone, and `without`, who is a member no more."""
 
-    force: bool
+    force: bool = False
     without: tuple[str, ...] = ()
+    change: ConfigChange | None = None
 
 
 class StepDown(_Body, frozen=True):

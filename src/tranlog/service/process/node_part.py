@@ -86,14 +86,17 @@ class NodePart:
 
     @api.post("/group/reconfigure")
     def reconfigure(self, asked: api.Reconfigure) -> dict[str, Any]:
-        """Force a configuration upon this node, whatever is lost by it. Raises GroupOrderError, ConfigError."""
-        if not asked.force:
-            why = "without a majority the configuration changes only by force; otherwise `add` and `remove` change it"
-            raise ConfigError(option="--force", value=None, why=why)
+        """Change the configuration, or force one upon this node alone, whatever is lost by it.
+
+        Raises GroupOrderError, ConfigError.
+        """
+        if asked.force is (asked.change is not None) or (asked.without and not asked.force):
+            why = "one of the two: a changed configuration, or --force, with --without for who is a member no more"
+            raise ConfigError(option="reconfigure", value=None, why=why)
         return self._order("reconfigure", asked)
 
     def _order(self, name: str, asked: msgspec.Struct) -> dict[str, Any]:
-        return self._run(self._node.orders.give(name, msgspec.structs.asdict(asked)))
+        return self._run(self._node.orders.give(name, msgspec.to_builtins(asked)))
 
     def progress(self) -> dict[str, str]:
         """Return the node's state, and how far a restore of it is."""
