@@ -119,6 +119,9 @@ def test_a_group_is_founded_once(
         assert main(["group", "init"]) == 2
         assert lines.split()[-1].strip('"') in capsys.readouterr().err
         assert not (tmp_path / "log").exists()
+    (tmp_path / "tranlog.toml").write_text(CONFIG.format(node="a\\nb"))
+    assert main(["group", "init"]) == 2
+    assert "in one line" in capsys.readouterr().err and not (tmp_path / "log").exists()
     (tmp_path / "tranlog.toml").write_text(CONFIG.format(node="a"))
     assert main(["group", "init"]) == 0
     assert capsys.readouterr().out.endswith("has one node, a at 127.0.0.1:2112\n")

@@ -35,6 +35,8 @@ F, G, H = (NodeId(one) for one in "fgh")
         (group(A, plain(B, name="a")), "name = 'a': two nodes"),
         (group(plain(A, name="x"), plain(A, name="y")), "node = 'a': two nodes"),
         (group(plain(A, address="h:1"), plain(B, address="h:1")), "address = 'h:1': two nodes"),
+        (group(plain(A, name="a\nb")), "text that can be printed, in one line"),
+        (group(plain(A, name="")), "text that can be printed, in one line"),
         (group(A, B, C, D, E, F, G, H), "at most 7 nodes vote"),
         (group(A, plain(B, witness=True, priority=0, tags={"x": "y"})), "a witness votes and holds nothing"),
         (group(A, plain(B, witness=True, priority=0, votes=0)), "a witness votes and holds nothing"),

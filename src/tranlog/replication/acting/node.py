@@ -39,7 +39,7 @@ from tranlog.replication.acting.served_log import ServedLog
 from tranlog.replication.acting.serving import ServedClients
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.acting.transport import Wire
-from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId
+from tranlog.replication.rules.config import LAG_LIMIT_BYTES, NO_NODE, ConfigId, GroupConfig, Member, NodeId, check_name
 from tranlog.replication.rules.effects import Restore
 from tranlog.replication.rules.flow_control import FlowControl
 from tranlog.replication.rules.packets import (
@@ -458,6 +458,7 @@ def found_group(options: NodeOptions, *, disk: Disk = OS_DISK, clock: Clock = SY
     Raises ConfigError if the node is in a group already, or others could not reach it; LogLockedError; as
     `MemberLog.follow`.
     """
+    check_name(options.node)
     split_address("group.listen", options.listen)
     check_reachable("group.address", options.reached_at)
     lock = lock_node(options, disk)

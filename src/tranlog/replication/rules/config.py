@@ -203,7 +203,14 @@ def check_w(config: GroupConfig, w: int | str) -> None:
         raise _refused("w", w, f"{holding} nodes hold data")
 
 
+def check_name(name: str) -> None:
+    """Refuse a node's name that a line of a log or of a status would not show. Raises ConfigError."""
+    if not name or not name.isprintable():
+        raise _refused("node", name, "a node's name is text that can be printed, in one line")
+
+
 def _check_member(member: Member) -> None:
+    check_name(member.name)
     name = f"members.{member.name}"
     if member.votes not in (0, 1):
         raise _refused(f"{name}.votes", member.votes, "is 0 or 1")
