@@ -5,6 +5,7 @@ Owns the seam through which time reaches everything that acts; what decides gets
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final, Protocol
 
@@ -39,12 +40,13 @@ SECONDS_MAX: Final = 1e9
 """The longest time that a command takes, some thirty years; infinity is none that a socket or JSON takes."""
 
 
-def check_seconds(name: str, seconds: object) -> None:
-    """Raise TypeError or ValueError, by the argument's name, for what is no time to wait; infinity is one."""
+def check_seconds(name: str, seconds: object, *, most: float = math.inf) -> None:
+    """Raise TypeError or ValueError, by the argument's name, for what is no time to wait, or one above `most`."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
-    if not seconds >= 0:
-        raise ValueError(f"{name} is 0 seconds or more, not {seconds}")
+    if not 0 <= seconds <= most:
+        told = "0 seconds or more" if most == math.inf else f"0 to {most:.0f} seconds"
+        raise ValueError(f"{name} is {told}, not {seconds}")
 
 
 SYSTEM_CLOCK: Final = SystemClock()

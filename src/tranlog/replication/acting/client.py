@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self, TypeVar
 import msgspec
 
 from tranlog.change import Change, Fragment
+from tranlog.clock import check_seconds
 from tranlog.closing import Closing
 from tranlog.errors import CommitRefusedError, ConfigError, HandshakeError, NoPrimaryError, NotPrimaryError
 from tranlog.ids import Gtid
@@ -211,10 +212,7 @@ def _wish(w: int | str | None, wtimeout: float | None) -> _Wish:
 
 def packet_ms(name: str, seconds: float) -> int:
     """Return seconds as the ms of a packet, where only 0 is 0. Raises TypeError, ValueError for what is no time."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
-    if not 0 <= seconds <= TIME_MAX_S:
-        raise ValueError(f"{name} is 0 to {TIME_MAX_S:.0f} seconds, not {seconds}")
+    check_seconds(name, seconds, most=TIME_MAX_S)
     return max(round(seconds * 1000), 1) if seconds else 0
 
 
