@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tranlog.errors import LogError
 from tranlog.log.records.format import encode_header
-from tranlog.log.rules.retention import HOUR_MS, Limit, PurgePlan, Retained, rotation_due
+from tranlog.log.rules.retention import Limit, PurgePlan, Retained, rotation_due, segment_span_ms
 from tranlog.log.writing.log_end import LogEnd
 from tranlog.log.writing.purging import Purging, limits_of
 
@@ -25,14 +25,15 @@ class Rotation:
 
     def __init__(self, end: LogEnd) -> None:
         self._end = end
+        self._span_ms = segment_span_ms(end.options.retention_s)
         self._purging = Purging(end.path, end.disk, end.segments)
 
     def is_due(self) -> bool:
         """Whether the newest segment holds something and is old enough to be closed."""
         end = self._end
         now_ms, begun_at = end.clock.now_ms(), end.journal.begun_at
-        if begun_at is not None and 0 <= now_ms - begun_at < HOUR_MS:
-            return False  # sooner none is, and each append behind a sync asks
+        if begun_at is not None and 0 <= now_ms - begun_at < self._span_ms:
+            return False  # each append after a sync asks
         due = rotation_due(begun_at=begun_at, now_ms=now_ms, retention_s=end.options.retention_s)
         return due and self.newest_holds()
 
