@@ -33,6 +33,7 @@ from tranlog.replication.rules.config import (
     Member,
     NodeId,
     amended,
+    set_fields,
     successor,
     warnings,
 )
@@ -329,10 +330,8 @@ class Orders:
             raise GroupOrderError(why=why)
         wire.cut()
         known = node.standing.config.member(hello.node)
-        fields = msgspec.structs.asdict(wanted).items()
-        told = {name: value for name, value in fields if name != "replace" and value is not msgspec.UNSET}
         voter = Member(node=hello.node, name=wanted.name) if known is None else known
-        voter = msgspec.structs.replace(voter, **told)
+        voter = msgspec.structs.replace(voter, **set_fields(wanted, without=("replace",)))
         self._check_name(voter, wanted.replace)
         if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
             await self._remove(_ByName(name=voter.name))

@@ -313,12 +313,13 @@ def amended(old: GroupConfig, change: ConfigChange, *, epoch: int) -> GroupConfi
             if getattr(one, field) not in (UNSET, getattr(known, field)):
                 why = f"{one.name} has {getattr(known, field)}, and keeps it; remove the node and add it anew"
                 raise _refused(f"members.{one.name}.{field}", getattr(one, field), why)
-        members[one.name] = msgspec.structs.replace(known, **_set_of(one))
-    settings = _set_of(change, without=("id", "members", "warnings"))
+        members[one.name] = msgspec.structs.replace(known, **set_fields(one))
+    settings = set_fields(change, without=("id", "members", "warnings"))
     return successor(msgspec.structs.replace(old, **settings), list(members.values()), epoch=epoch)
 
 
-def _set_of(change: msgspec.Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+def set_fields(change: msgspec.Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return what a change sets, by name."""
     fields = msgspec.structs.asdict(change)
     return {name: value for name, value in fields.items() if value is not UNSET and name not in without}
 
