@@ -67,8 +67,6 @@ class SqliteCursor:
     )
 
     def __init__(self, connection: SqliteConnection, transaction: WriterTransaction, inserts: BulkInserts) -> None:
-        if get_ident() != transaction.calls.thread:
-            transaction.calls.check_owner()
         self.connection = connection
         self._transaction = transaction
         self._inserts = inserts
@@ -77,8 +75,8 @@ class SqliteCursor:
         """The rowid of the row that the last INSERT by `execute` has inserted; before the first None."""
         self.description: tuple[tuple[Any, ...], ...] | None = None
         """Name and declared type of each column that the last statement returns; None where it returns none."""
-        self._inner = transaction.db.cursor()
-        self._rows: Iterator[tuple[Any, ...]] | None = None
+        self._inner: apsw.Cursor | None = None  # its own, once it needs one
+        self._rows: Iterator[tuple[Any, ...]] | None = _NO_ROWS
 
     def _begin(self, sql: str) -> None:
         """Forget the last statement."""
@@ -94,12 +92,20 @@ class SqliteCursor:
         self.versions: tuple[int, int] | None = None  # of the schemas, before DDL
         self.rows_changed = 0
 
-    def _trace(self) -> None:
-        """Have `_before_step` called for the statement."""
+    def _own(self) -> apsw.Cursor:
+        """Return SQLite's cursor that is this one's alone."""
+        if self._inner is None:
+            self._inner = self._transaction.db.cursor()
+        return self._inner
+
+    def _traced(self) -> apsw.Cursor:
+        """Return that, calling `_before_step` for the statement."""
         verdict = classify(self.sql)
         self.kind = verdict.kind
         self.savepoint = verdict.savepoint
-        self._inner.exec_trace = self._before_step
+        inner = self._own()
+        inner.exec_trace = self._before_step
+        return inner
 
     def _before_step(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
         self.description = inner.get_description() or None
@@ -113,7 +119,7 @@ class SqliteCursor:
 
     def execute(self, sql: str, bindings: Bindings | None = None) -> SqliteCursor:
         """Run one statement."""
-        transaction, inner = self._transaction, self._inner
+        transaction = self._transaction
         calls = transaction.calls
         outer = calls.current
         if outer is not None or get_ident() != calls.thread:
@@ -128,7 +134,7 @@ class SqliteCursor:
             calls.current = self
             if kind is None:
                 self.sql = only_statement(sql)
-                self._trace()
+                inner = self._traced()
                 inner.execute(self.sql, bindings)
                 inner.exec_trace = None
                 if self.lazy:
@@ -147,6 +153,8 @@ class SqliteCursor:
                         familiar[sql] = kind
             else:
                 self.kind = kind
+                # A statement without rows leaves nothing in a cursor, so one serves all, unless a call around uses it.
+                inner = transaction.cursor if outer is None and self._inner is None else self._own()
                 if kind is _OTHER:
                     transaction.before_write(self)
                 else:
@@ -190,13 +198,13 @@ class SqliteCursor:
                 calls.current = self
                 if insert is not None:
                     self.kind = _OTHER
-                    self._inserts.insert(self, self._inner, insert, cast("Sequence[Bindings]", bindings))
+                    self._inserts.insert(self, self._own(), insert, cast("Sequence[Bindings]", bindings))
                 else:
                     self.sql = only_statement(sql)
-                    self._trace()
-                    self._inner.executemany(self.sql, transaction.each(self, self._inner, bindings))
-                    rows = self._inner.fetchall()
-                self._inner.exec_trace = None
+                    inner = self._traced()
+                    inner.executemany(self.sql, transaction.each(self, inner, bindings))
+                    rows = inner.fetchall()
+                    inner.exec_trace = None
                 if not self.lazy:
                     transaction.after_statement(self)
                 count = self.rows_changed
@@ -209,19 +217,20 @@ class SqliteCursor:
         return self
 
     def _failed(self, error: BaseException, outer: SqliteCursor | None) -> None:
-        self._inner.exec_trace = None
-        self._inner.close(True)  # the statement is over, also when it was a row that could not be read
         self._rows = _NO_ROWS
         self.rowcount = -1
         self.description = None
-        self._inner = self._transaction.db.cursor()
+        if self._inner is not None:
+            self._inner.exec_trace = None
+            self._inner.close(True)  # the statement is over, also when it was a row that could not be read
+            self._inner = None
         if not self.lazy:
             self._transaction.failed(self, error)
         self._transaction.calls.current = outer
 
     def _left(self) -> Iterator[tuple[Any, ...]]:
         self._transaction.calls.check_owner()
-        return self._inner if self._rows is None else self._rows
+        return self._own() if self._rows is None else self._rows
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return self._left()
@@ -249,7 +258,7 @@ class SqliteCursor:
     def close(self) -> None:
         """Drop the rows that are left."""
         self._transaction.calls.check_owner()
-        self._inner.close(True)
+        self._own().close(True)
         self._rows = _NO_ROWS
 
 

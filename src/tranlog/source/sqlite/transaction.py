@@ -55,7 +55,8 @@ class WriterTransaction:
         flush_bytes: int,
     ) -> None:
         self.db = db
-        self._cursor = db.cursor()
+        self.cursor = db.cursor()
+        """What runs statements without rows, one after the other."""
         self.calls = calls
         self.familiar: dict[str, SqliteStatementKind] = {}
         """Texts that were run, with their kinds."""
@@ -160,10 +161,10 @@ class WriterTransaction:
             self._recorder.watch()
         if not db.in_transaction:
             run.own_transaction = True
-            self._cursor.execute("BEGIN IMMEDIATE")
+            self.cursor.execute("BEGIN IMMEDIATE")
         if not self._schema.checked:
             changes = db.changes()
-            if written := self._schema.check():
+            if written := self._schema.check(locked=run.own_transaction):
                 self._outbox.rows_written += written
                 self._changes_before = changes if self._changes_before is None else self._changes_before
         if self.running:
@@ -345,14 +346,16 @@ class WriterTransaction:
         if self._outbox.open or self._buffer.entries or self._buffer.spilled:
             if self._changes_before is None:
                 self._changes_before = self.db.changes()
-            self._outbox.rows_written += self._schema.before_commit()
+            if self._schema.changed:
+                self._schema.note_changed()
+                self._outbox.rows_written += 1
             self._outbox.finish()
 
     def _commit_own(self) -> None:
         """Commit the transaction that one statement outside any has got."""
         try:
             self._before_commit()
-            self._cursor.execute("COMMIT")
+            self.cursor.execute("COMMIT")
         except BaseException:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")

@@ -111,6 +111,7 @@ class SqliteConnection:
 
     def cursor(self) -> SqliteCursor:
         """Return a new cursor."""
+        self._calls.check_owner()
         return SqliteCursor(self, self._transaction, self._inserts)
 
     def execute(self, sql: str, bindings: Bindings | None = None) -> SqliteCursor:

@@ -41,21 +41,22 @@ class WriterSchema:
         """The schema under which the next statement runs, once it is `checked`."""
         self.checked = False
         """Whether the write lock is held and the schema known."""
-        self._changed = False  # by the open transaction
+        self.changed = False
+        """Whether the open transaction has changed it."""
         self._before = TableStates({}, {})  # that
         self._stale = False
         self._seen = -1  # SQLite's count of the file's changes when `now` was certainly its schema
         self._followed_at = 0  # the outbox's last id, once the open transaction has followed foreign programs
 
-    def check(self) -> int:
-        """Take the write lock, then look whether the schema is the one that is known.
+    def check(self, *, locked: bool) -> int:
+        """Take the write lock unless it is `locked`, then look whether the schema is the one that is known.
 
         What a foreign program did to the tables goes into the outbox before what the transaction does, where triggers
         capture it. Return how many rows that has written.
         """
         db, written = self._db, 0
         # The write lock first: from then on nobody else changes the schema under this transaction.
-        if db.txn_state(SCHEMA) != apsw.SQLITE_TXN_WRITE:
+        if not locked and db.txn_state(SCHEMA) != apsw.SQLITE_TXN_WRITE:
             db.blob_open(SCHEMA, SOURCE_TABLE, "uuid", 1, True).close()  # unlike a statement it counts no changes
         # The count tells what anybody has committed, at a fiftieth of a statement's time.
         if self._stale or (db.data_version(SCHEMA) != self._seen and schema_version(db) != self.now.version):
@@ -75,8 +76,8 @@ class WriterSchema:
         ((last,),) = db.execute(newest).fetchall()
         assert isinstance(last, int)
         if last < self._followed_at:
-            self._changed = False  # both were undone, since nothing of ours comes before it
-        if self._changed:
+            self.changed = False  # both were undone, since nothing of ours comes before it
+        if self.changed:
             return 0  # what differs from the notes is ours
         before, rowid = db.total_changes(), db.last_insert_rowid()
         with suppress(ForeignWriterError):  # capture says so
@@ -96,9 +97,9 @@ class WriterSchema:
 
     def reset(self) -> None:
         """Note that the transaction has ended. Runs no SQL."""
-        if self._changed or self._followed_at:
+        if self.changed or self._followed_at:
             self._stale = True
-        self.checked = self._changed = False
+        self.checked = self.changed = False
         self._followed_at = 0
 
     def may_be_back(self) -> None:
@@ -107,7 +108,7 @@ class WriterSchema:
         Its number does not tell: a rollback puts it back, and the next change, of whomever, takes the same again.
         """
         self.may_differ()
-        if self._changed or self._followed_at:
+        if self.changed or self._followed_at:
             self._stale = True
 
     def may_differ(self) -> None:
@@ -124,18 +125,16 @@ class WriterSchema:
 
         A table that is altered has no triggers until `after_ddl`; if it fails, the numbers tell that they are gone.
         """
-        if not self._changed:
+        if not self.changed:
             self._before = table_states(self._db)
         versions = self.versions()
         if self.now.by_trigger and not creates:
             uncover_named(self._db, self.now, sql)
         return versions
 
-    def before_commit(self) -> int:
-        """Note which tables the transaction has made and removed; return how many rows that has written."""
-        if self._changed:
-            note_tables(self._db, self._before)
-        return int(self._changed)
+    def note_changed(self) -> None:
+        """Note in one row which tables the transaction has made and removed, before it commits."""
+        note_tables(self._db, self._before)
 
     def after_ddl(self, sql: str, versions: tuple[int, int], *, creates: bool) -> None:
         """Record a statement that changed the schema, and guard what it made. `versions` are those before it.
@@ -174,7 +173,7 @@ class WriterSchema:
         text = sql.strip().rstrip(";").rstrip()
         for name in made:  # the stored text: without IF NOT EXISTS, and for AS SELECT the columns that came out
             text = next(str(sql) for kind, _, sql in schema.texts[fold(name)] if kind == "table")
-        self._changed = True
+        self.changed = True
         self._use(schema)
         recorder.add_statement(text, self._clock.now_ms())
         for name in made:  # rows of CREATE TABLE ... AS SELECT, which the hook does not report
