@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import sqlite3
 import subprocess
@@ -1084,16 +1085,23 @@ def test_a_cursor_left_alone_holds_nothing(captured: Captured) -> None:
     other.close()
 
 
-def test_ids_have_no_gap_and_tokens_are_random(captured: Captured) -> None:
-    for number in range(20):
-        captured.db.execute("BEGIN")
-        captured.db.execute("INSERT INTO u VALUES(?, 1)", (number,))
-        captured.db.execute("COMMIT" if number % 3 else "ROLLBACK")
+def test_ids_have_no_gap_and_tokens_are_random_by_connection(captured: Captured) -> None:
+    others = [connect(captured.path) for _ in range(20)]
+    for number, db in enumerate([captured.db, captured.db, *others]):
+        db.execute("BEGIN")
+        db.execute("INSERT INTO u VALUES(?, 1)", (number,))
+        db.execute("ROLLBACK")
+        db.execute("INSERT INTO u VALUES(?, 1)", (number,))
+    for db in others:
+        db.close()
     rows = captured.rows("SELECT id, token FROM _tranlog_outbox ORDER BY id")
     ids = [number for number, _ in rows]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
-    tokens = {token for _, token in rows}
-    assert len(tokens) == len(rows) and any(token < 0 for token in tokens) and any(token > 1 << 60 for token in tokens)
+    own, tokens = [token for _, token in rows[:-20]], [token for _, token in rows[-20:]]
+    assert own == list(range(own[0], own[0] + len(own))), "a connection counts on"
+    assert any(token < 0 for token in tokens) and any(token > 1 << 60 for token in tokens)
+    tokens.sort()
+    assert all(later - sooner > 1 << 20 for sooner, later in itertools.pairwise(tokens)), "each begins elsewhere"
 
 
 def test_a_large_transaction_comes_in_fragments(tmp_path: Path) -> None:

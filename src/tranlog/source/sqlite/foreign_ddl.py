@@ -28,7 +28,7 @@ from tranlog.payload import decode_table_map, encode_table_map
 from tranlog.source.packer import FRAGMENT_BYTES
 from tranlog.source.sqlite.hook import ONE
 from tranlog.source.sqlite.lost_changes import RowTooLargeError
-from tranlog.source.sqlite.outbox import INSERT_PIECE
+from tranlog.source.sqlite.outbox import INSERT_PIECE, random_token
 from tranlog.source.sqlite.raw import (
     SCHEMA,
     RawTable,
@@ -312,7 +312,7 @@ def _write(db: apsw.Connection, tables: Sequence[RawTable], changes: Iterable[by
 
 def _insert(db: apsw.Connection, tables: Sequence[RawTable], piece: bytes, now_ms: int, *, last: bool) -> None:
     try:
-        db.execute(INSERT_PIECE, (last, now_ms, False, piece))
+        db.execute(INSERT_PIECE, (last, now_ms, random_token(), False, piece))
     except apsw.TooBigError as exc:
         names = tuple([decode_table_map(encoded).name for _, encoded, _ in tables])
         limit = db.limit(apsw.SQLITE_LIMIT_LENGTH)

@@ -29,7 +29,7 @@ class RowHook:
         self.pending: list[Any] = []
         """Rows that are in no entry yet; none are, outside a statement."""
         self.numbers: dict[str, int] = {}
-        """The tables of whose rows the hook tells all; any other row goes to `other`."""
+        """The tables of whose rows the hook tells all, -1 for one whose rows are passed over; others go to `other`."""
         self.others = False
         """Whether there may be tables in other schemas, whose names say nothing."""
         self.touched: set[int] = set()
@@ -56,6 +56,8 @@ class RowHook:
             number = self.numbers.get(update.table_name)
             if number is None:
                 self._other(update)
+                return
+            if number < 0:
                 return
             pending = self.pending
             if len(pending) >= self._most:

@@ -7,7 +7,8 @@ constraint) and the transaction goes on, so what was written for it can be taken
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from typing import Final
 
 import apsw
 
@@ -17,12 +18,19 @@ from tranlog.source.sqlite.lost_changes import RowTooLargeError
 from tranlog.source.sqlite.raw import OUTBOX_TABLE, encode_piece
 from tranlog.source.sqlite.recorder import RowRecorder
 
-FREE_EVERY_COMMITS = 16
-FREE_EVERY_S = 1.0
+FREE_EVERY_COMMITS: Final = 16
+FREE_EVERY_MS: Final = 1000
 """A writer looks so often for rows to free: a look reads a file, and freeing takes some pages more in the WAL."""
 
 # SQLite gives the largest id plus 1, which is above every id there ever was: the last row captured is never freed.
-INSERT_PIECE = f"INSERT INTO main.{OUTBOX_TABLE}(last, tstamp, token, synced, changes) VALUES(?, ?, random(), ?, ?)"
+INSERT_PIECE: Final = f"INSERT INTO main.{OUTBOX_TABLE}(last, tstamp, token, synced, changes) VALUES(?, ?, ?, ?, ?)"
+_TAKE_BACK: Final = f"DELETE FROM main.{OUTBOX_TABLE} WHERE id > (SELECT max(id) FROM main.{OUTBOX_TABLE}) - ?"
+_TOKEN_MOST: Final = (1 << 63) - 1
+
+
+def random_token() -> int:
+    """Return a token of which no other row of any outbox has ever had one, as SQLite holds 64 bits."""
+    return int.from_bytes(os.urandom(8), "big", signed=True)
 
 
 class OutboxWriter:
@@ -41,7 +49,8 @@ class OutboxWriter:
         """Whether what COMMIT needs is written, whole or not."""
         self.exact = True
         """Whether it is known what is written."""
-        self._first_written: int | None = None
+        self._written = 0  # rows of the outbox, by `finish`
+        self._token = random_token()  # counted on: asking for chance costs a small transaction a fiftieth
         self.open = False
         """Whether changes of the transaction have been taken already."""
         self.rows_written = 0
@@ -49,7 +58,7 @@ class OutboxWriter:
         self.synced = True
         """Whether a commit waits until the WAL is durable."""
         self._commits = FREE_EVERY_COMMITS  # since the last look for what to free
-        self._look_at = 0.0
+        self._looked_ms = 0
 
     def reset(self) -> None:
         """Forget the transaction, which has ended. Runs no SQL."""
@@ -67,14 +76,14 @@ class OutboxWriter:
 
     def finish(self) -> None:
         """Write the last changes of a transaction that is about to commit. Until `reset`, `take_back` undoes it."""
-        self._first_written = None
+        self._written = 0
         self.finishing = True
-        self._write(last=True)
+        now_ms = self._write(last=True)
         self._commits += 1
-        if self._commits >= FREE_EVERY_COMMITS or self._clock.monotonic() >= self._look_at:
-            self._free()
+        if self._commits >= FREE_EVERY_COMMITS or not 0 <= now_ms - self._looked_ms < FREE_EVERY_MS:
+            self._free(now_ms)
 
-    def _free(self) -> None:
+    def _free(self, now_ms: int) -> None:
         """Free some of what the log has durable, in the open transaction; see `claim.free`."""
         more = False
         progress = read_progress(self._db.filename)
@@ -82,41 +91,45 @@ class OutboxWriter:
             count, more = free(self._db, progress, below=progress.place.id)
             self.rows_written += count
         self._commits = FREE_EVERY_COMMITS if more else 0
-        self._look_at = self._clock.monotonic() + FREE_EVERY_S
+        self._looked_ms = now_ms
 
     def take_back(self) -> None:
         """Undo a `finish`, whole or not, since the transaction goes on. Only while `exact`."""
         db = self._db
-        if self._first_written is not None:
-            before = db.total_changes()
-            db.execute(f"DELETE FROM main.{OUTBOX_TABLE} WHERE id >= ?", (self._first_written,))
-            self.rows_written += db.total_changes() - before
+        if self._written:
+            db.execute(_TAKE_BACK, (self._written,))
+            self.rows_written += self._written
         self.finishing = False
 
-    def _write(self, *, last: bool) -> None:
-        """Write the changes in pieces; the transaction's last one may be without any."""
+    def _write(self, *, last: bool) -> int:
+        """Write the changes in pieces; the transaction's last one may be without any. Return the time, `now_ms`."""
         recorder = self._recorder
         head, now = recorder.head(), self._clock.now_ms()
         buffer = recorder.buffer
         if recorder.hook.bytes < self._piece_bytes and not buffer.spilled:
-            return self._insert(head, buffer.entries, now, last=last)
-        piece: list[bytes] = []
+            entries = buffer.entries
+            # One entry is an array of changes as it is.
+            piece = head + entries[0] if len(entries) == 1 else encode_piece(head, entries)
+            self._insert(piece, now, last=last)
+            return now
+        listed: list[bytes] = []
         size = 0
         for entry in buffer:
             if size >= self._piece_bytes:
-                self._insert(head, piece, now, last=False)
-                piece, size = [], 0
-            piece.append(entry)
+                self._insert(encode_piece(head, listed), now, last=False)
+                listed, size = [], 0
+            listed.append(entry)
             size += len(entry)
-        self._insert(head, piece, now, last=last)
+        self._insert(encode_piece(head, listed), now, last=last)
+        return now
 
-    def _insert(self, head: bytes, changes: Sequence[bytes], now: int, *, last: bool) -> None:
+    def _insert(self, piece: bytes, now: int, *, last: bool) -> None:
         db = self._db
         rowid = db.last_insert_rowid()
-        piece = encode_piece(head, changes)
+        self._token = self._token + 1 if self._token < _TOKEN_MOST else -_TOKEN_MOST
         self.exact = False
         try:
-            self._cursor.execute(INSERT_PIECE, (last, now, self.synced, piece))
+            self._cursor.execute(INSERT_PIECE, (last, now, self._token, self.synced, piece))
         except apsw.Error as exc:
             self.exact = True
             if not isinstance(exc, apsw.TooBigError):
@@ -125,7 +138,6 @@ class OutboxWriter:
                 tables=self._recorder.table_names(), size=len(piece), limit=db.limit(apsw.SQLITE_LIMIT_LENGTH)
             ) from exc
         self.rows_written += 1
-        if self._first_written is None:
-            self._first_written = db.last_insert_rowid()
+        self._written += 1
         self.exact = True
         db.set_last_insert_rowid(rowid)

@@ -108,9 +108,6 @@ def encode_head(tables: Sequence[RawTable]) -> bytes:
 
 def encode_piece(head: bytes, entries: Sequence[bytes]) -> bytes:
     """Return the content of one row of the outbox; each entry is an array of up to 15 changes."""
-    if len(entries) == 1:
-        (entry,) = entries
-        return b"".join((head, _MANY.pack(_ARRAY, entry[0] & 15), entry[1:]))
     count = sum([entry[0] & 15 for entry in entries])
     return b"".join((head, _MANY.pack(_ARRAY, count), *[entry[1:] for entry in entries]))
 

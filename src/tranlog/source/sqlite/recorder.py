@@ -21,6 +21,7 @@ from tranlog.source.sqlite.buffer import SPILL_BYTES, TransactionBuffer, net_cha
 from tranlog.source.sqlite.hook import ONE, RowHook
 from tranlog.source.sqlite.lost_changes import SourceUncertainError
 from tranlog.source.sqlite.raw import (
+    OUTBOX_TABLE,
     Place,
     RawRow,
     RawTable,
@@ -48,6 +49,8 @@ class RowRecorder:
         self._numbers: dict[str, int] = {}
         self._plain: dict[str, int] = {}
         self._heads: dict[frozenset[int], bytes] = {}
+        self._head_of = -2  # the one table that was asked for last
+        self._head = b""  # and the answer
         self.buffer = TransactionBuffer(_open_spill)
         self.hook = RowHook(self.buffer.entries, self._on_other_row, self._spill)
         self.hook.spill_at = SPILL_BYTES
@@ -61,10 +64,12 @@ class RowRecorder:
         if not self.hook.touched:
             self._tables.clear()
         self._heads.clear()
+        self._head_of = -2
         first = len(self._tables)
         self._tables += [(plan, schema.rule) for plan in schema.plans.values()]
         self._numbers = {name: number for number, name in enumerate(schema.plans, first)}
         self._plain = {name: number for name, number in self._numbers.items() if schema.plans[name].plain}
+        self._plain[OUTBOX_TABLE] = -1  # our own, for each transaction
         self.hook.numbers = self._plain
         if schema.triggers != self._triggers:
             self._triggers = schema.triggers
@@ -88,7 +93,10 @@ class RowRecorder:
 
     def head(self) -> bytes:
         """Return what a piece of the buffer's changes says of its tables."""
-        touched = frozenset(self.hook.touched)
+        hook = self.hook
+        if len(hook.touched) == 1 and hook.last == self._head_of:
+            return self._head
+        touched = frozenset(hook.touched)
         head = self._heads.get(touched)
         if head is None:
             tables: list[RawTable] = []
@@ -99,6 +107,9 @@ class RowRecorder:
             if len(self._heads) >= _HEADS_MOST:
                 self._heads.clear()
             head = self._heads[touched] = encode_head(tables)
+        if len(touched) == 1:
+            (self._head_of,) = touched
+            self._head = head
         return head
 
     def table_names(self) -> tuple[str, ...]:
@@ -108,7 +119,10 @@ class RowRecorder:
     def reset(self) -> None:
         """Forget the transaction, which has ended. Runs no SQL."""
         self.hook.pending.clear()
-        self.buffer.clear()
+        buffer = self.buffer
+        buffer.entries.clear()
+        if buffer.file is not None or buffer.savepoints:
+            buffer.clear()
         self._forget_tables()
         self.hook.poison = None
         if self.unread is not None:
