@@ -195,7 +195,7 @@ def test_a_comment_behind_a_statement_is_none(place: Place) -> None:
     db.executemany("INSERT INTO u VALUES(?, '/*'); -- many", [(1,), (2,)])
     db.execute("ROLLBACK TO s; -- back")
     db.execute("UPDATE u SET y = 2 /* ; */ ; ; ")
-    with pytest.raises(apsw.SQLError, match="one statement"):
+    with pytest.raises(apsw.MisuseError, match="one statement"):
         db.execute("DELETE FROM u; DELETE FROM t -- both")
     db.execute("COMMIT; -- done")
     assert db.execute("SELECT * FROM u; -- all").fetchall() == [(";", 2)]

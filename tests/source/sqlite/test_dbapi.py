@@ -106,6 +106,7 @@ def test_errors_have_their_classes(path: Path) -> None:
         ("INSERT INTO t VALUES(1), (1)", dbapi.IntegrityError, "^UNIQUE constraint failed: t.id"),
         ("SELECT * FROM nowhere", dbapi.OperationalError, "no such table"),
         ("SELECT ?", dbapi.ProgrammingError, "bindings"),
+        ("SELECT 1; SELECT 2", dbapi.ProgrammingError, "^one statement at a time"),
     ):
         with pytest.raises(kind, match=said):
             db.execute(sql)

@@ -48,7 +48,7 @@ def only_statement(sql: str) -> str:
         return sql
     first, *others = [*split_script(sql)] or [sql]
     if others:
-        raise apsw.SQLError("one statement at a time: use executescript for more")
+        raise apsw.MisuseError("one statement at a time: use executescript for more")
     return first
 
 
