@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from group_links import Way, Weather
 from group_nodes import Nodes
-from tranlog.service.process.api import ByName, Freeze, StepDown
+from tranlog.replication.acting.orders import Freeze, RemoveNode, StepDown
 
 STOP_SHORT_S, STOP_LONG_S = 0.6, 4.0
 """Below an election timeout (four to eight heartbeats of 250 ms), and above."""
@@ -197,7 +197,7 @@ def freeze(nodes: Nodes, rng: random.Random) -> None:
 def reconfigure(nodes: Nodes, rng: random.Random) -> None:
     """Take a node out of the group, the primary, too, and admit it again."""
     name, through = rng.sample(nodes.names, 2)
-    nodes.order(through, "/group/remove", ByName(name=name), timeout_s=60.0)
+    nodes.order(through, "/group/remove", RemoveNode(name=name), timeout_s=60.0)
     time.sleep(rng.uniform(0.0, 1.0))
     nodes.add(through, name)
 

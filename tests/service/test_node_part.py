@@ -79,6 +79,7 @@ def test_a_node_is_asked_and_told_over_http(
         code, _, err = told("group", "reconfigure", str(tmp_path / "none"))
         assert code == 2 and "No such file" in err
         assert told("group", "step-down", "--within", "inf")[0] == 2
+        assert running.ask("/group/freeze", {"name": "b"}) == {"frozen": "b", "seconds": 60.0}
         assert told("group", "freeze", "b", "0")[:2] == (0, "node b may stand again\n")
         code, out, err = told("group", "step-down", "--json")
         assert (code, out) == (0, '{"stepped_down":"a"}\n'), err

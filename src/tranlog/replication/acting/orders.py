@@ -73,7 +73,11 @@ Body = dict[str, Any]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 
 
-class AddNode(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Order(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an order says, to whoever serves it and from node to node."""
+
+
+class AddNode(_Order, frozen=True):
     """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name.
 
     `hidden`, `delay_ms` and `tags` of a member stay as they are where they are left out.
@@ -90,33 +94,46 @@ class AddNode(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     replace: bool = False
 
 
-class _ByName(msgspec.Struct, frozen=True, kw_only=True):
+class RemoveNode(_Order, frozen=True):
+    """A node of the group."""
+
     name: str
 
 
-class _StepDown(msgspec.Struct, frozen=True, kw_only=True):
+class StepDown(_Order, frozen=True):
+    """Within how long another node must have everything; `force`: step down even if none has."""
+
     within_s: _Seconds = 10.0
     force: bool = False
 
 
-class _Reconfigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A change, made by the primary; or, by force, here and without asking anybody, who is a member no more."""
+class Reconfigure(_Order, frozen=True):
+    """`change`, which the primary makes; or `force`, of this node alone, and `without`, who is a member no more."""
 
     force: bool = False
     without: tuple[str, ...] = ()
     change: ConfigChange | None = None
 
 
-class _FromSource(msgspec.Struct, frozen=True, kw_only=True):
-    """`source`: a node's name; empty: the primary."""
+class RestoreNode(_Order, frozen=True):
+    """A node of the group, and from which one it gets its log; none: from the primary."""
 
     name: str
     source: str = ""
 
 
-class _Freeze(msgspec.Struct, frozen=True, kw_only=True):
+class Freeze(_Order, frozen=True):
+    """A node of the group, and for how long it does not stand; 0 ends it."""
+
     name: str
-    seconds: _Seconds = 0.0
+    seconds: _Seconds = 60.0
+
+
+class SyncFrom(_Order, frozen=True):
+    """A node of the group, and whom it shall follow."""
+
+    name: str
+    source: str
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,12 +198,12 @@ class Orders:
         self._check_member()
         known: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Body]]]] = {
             "add": (AddNode, self._add),
-            "remove": (_ByName, self._remove),
-            "step-down": (_StepDown, self._step_down),
-            "reconfigure": (_Reconfigure, self._reconfigure),
-            "restore": (_FromSource, self._restore),
-            "freeze": (_Freeze, self._freeze),
-            "sync-from": (_FromSource, self._sync_from),
+            "remove": (RemoveNode, self._remove),
+            "step-down": (StepDown, self._step_down),
+            "reconfigure": (Reconfigure, self._reconfigure),
+            "restore": (RestoreNode, self._restore),
+            "freeze": (Freeze, self._freeze),
+            "sync-from": (SyncFrom, self._sync_from),
         }
         if name not in known:
             raise ConfigError(option="order", value=name, why="there is no such order")
@@ -195,7 +212,7 @@ class Orders:
             asked = msgspec.convert(body, form)
         except msgspec.ValidationError as exc:
             raise ConfigError(option=name, value=None, why=f"it has another form: {exc}") from exc
-        if isinstance(asked, _Reconfigure) and asked.force:
+        if isinstance(asked, Reconfigure) and asked.force:
             return await self._force(asked)
         if name == "remove" or (isinstance(asked, AddNode) and (asked.replace or not asked.priority)):
             await self._depose(str(body["name"]))
@@ -334,7 +351,7 @@ class Orders:
         voter = msgspec.structs.replace(voter, **set_fields(wanted, without=("replace",)))
         self._check_name(voter, wanted.replace)
         if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
-            await self._remove(_ByName(name=voter.name))
+            await self._remove(RemoveNode(name=voter.name))
         if known is None:
             first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
             await self._change(lambda members: [*members, first])
@@ -388,7 +405,7 @@ class Orders:
         if replace and any((at := self._node.links.links.get(one.node)) and at.wire for one in named):
             raise GroupOrderError(why=f"the {name} that shall be replaced runs and is connected; stop it first")
 
-    async def _remove(self, asked: _ByName) -> Body:
+    async def _remove(self, asked: RemoveNode) -> Body:
         name = asked.name
         found = [one for one in self._node.standing.config.members if one.name == name]
         if not found:
@@ -409,7 +426,7 @@ class Orders:
         while self._node.standing.primary in (NO_NODE, former.node) and loop.time() < until:
             await asyncio.sleep(LOOK_S)
 
-    async def _step_down(self, asked: _StepDown) -> Body:
+    async def _step_down(self, asked: StepDown) -> Body:
         within, force = asked.within_s, asked.force
         node, loop = self._node, asyncio.get_running_loop()
         others = [one for one in node.standing.config.members if one.node != node.node]
@@ -428,7 +445,7 @@ class Orders:
             raise GroupOrderError(why=f"{why}; {node.options.node} stays primary, and commits go on")
         return {"stepped_down": node.options.node}
 
-    async def _reconfigure(self, asked: _Reconfigure) -> Body:
+    async def _reconfigure(self, asked: Reconfigure) -> Body:
         """Change what the group agrees on, and its members. Raises GroupOrderError, ConfigError."""
         node, change = self._node, asked.change
         if change is None:
@@ -449,7 +466,7 @@ class Orders:
         now = node.standing.config
         return {"id": list(msgspec.structs.astuple(now.id)), "warnings": warnings(now)}
 
-    async def _force(self, asked: _Reconfigure) -> Body:
+    async def _force(self, asked: Reconfigure) -> Body:
         """Install a configuration here without asking anybody: of a majority that is lost for ever, or lost its logs.
 
         What is committed and held by none of those that stay is lost. A node that was removed has no say: its own one,
@@ -476,7 +493,7 @@ class Orders:
 
     # --- what the node itself does ---
 
-    async def _restore(self, asked: _FromSource) -> Body:
+    async def _restore(self, asked: RestoreNode) -> Body:
         """Give this node the whole log of another one; return when it has it. Raises GroupOrderError, ConfigError."""
         node, loop = self._node, asyncio.get_running_loop()
         until = loop.time() + _PRIMARY_S
@@ -491,7 +508,7 @@ class Orders:
             raise GroupOrderError(why=f"{trouble}. {node.options.node} keeps trying")
         return {"restored": node.options.node}
 
-    async def _freeze(self, asked: _Freeze) -> Body:
+    async def _freeze(self, asked: Freeze) -> Body:
         """Have this node not stand for so many seconds; 0 ends it. Raises GroupOrderError."""
         seconds, name = asked.seconds, self._node.options.node
         if self._node.standing.state == PRIMARY:
@@ -499,7 +516,7 @@ class Orders:
         await self._ask(lambda core: core.freeze(core.mind.now + int(seconds * 1000)))
         return {"frozen": name, "seconds": seconds}
 
-    async def _sync_from(self, asked: _FromSource) -> Body:
+    async def _sync_from(self, asked: SyncFrom) -> Body:
         """Have this node follow another one, as long as that can be followed. Raises GroupOrderError, ConfigError."""
         at, name, source = self._node.standing, self._node.options.node, self._named(asked.source, "source")
         member = at.config.member(source)

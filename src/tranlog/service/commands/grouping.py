@@ -22,14 +22,23 @@ from tranlog.clock import SECONDS_MAX
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.acting.node import GroupNode, found_group
-from tranlog.replication.acting.orders import AddNode, MemberStatus, NodeStatus
+from tranlog.replication.acting.orders import (
+    AddNode,
+    Freeze,
+    MemberStatus,
+    NodeStatus,
+    Reconfigure,
+    RemoveNode,
+    RestoreNode,
+    StepDown,
+    SyncFrom,
+)
 from tranlog.replication.rules.config import PRIORITY_MAX, ConfigChange
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.service.commands.orders import Ask, config_of, reaching_node
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, answer, new_app, print_json, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
-from tranlog.service.process.api import ByName, Freeze, Reconfigure, RestoreNode, StepDown, SyncFrom
 from tranlog.service.process.client import GRACE_S
 from tranlog.service.process.last_error import keeping_error
 from tranlog.service.process.node_part import HAND_OVER_S, NodePart, node_contexts, node_options
@@ -288,7 +297,7 @@ def remove(
     Example:
       tranlog --conf a.toml group remove c
     """
-    found = asks("/group/remove", ByName(name=name), timeout_s=_ADD_S)
+    found = asks("/group/remove", RemoveNode(name=name), timeout_s=_ADD_S)
     answer(found, f"node {name} is not in the group any more", as_json)
 
 

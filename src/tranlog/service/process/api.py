@@ -36,7 +36,6 @@ from tranlog.capture.load_requests import LoadRequest
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.states import OperationState
-from tranlog.replication.rules.config import ConfigChange
 from tranlog.service.config.exposure import Role
 from tranlog.service.process.log_index import WriterIndex
 
@@ -199,42 +198,6 @@ class ByName(_Body, frozen=True):
     """A name: of a queue, an exchange or a producer."""
 
     name: str
-
-
-class RestoreNode(_Body, frozen=True):
-    """A node of the group, and from which one it gets its log; none: from the primary."""
-
-    name: str
-    source: str = ""
-
-
-class Freeze(_Body, frozen=True):
-    """A node of the group, and for how long it does not stand; 0 ends it."""
-
-    name: str
-    seconds: Seconds = 60.0
-
-
-class SyncFrom(_Body, frozen=True):
-    """A node of the group, and whom it shall follow."""
-
-    name: str
-    source: str
-
-
-class Reconfigure(_Body, frozen=True):
-    """`change`, which the primary makes; or `force`, of this node alone, and `without`, who is a member no more."""
-
-    force: bool = False
-    without: tuple[str, ...] = ()
-    change: ConfigChange | None = None
-
-
-class StepDown(_Body, frozen=True):
-    """Within how long another node must have everything; `force`: step down even if none has."""
-
-    within_s: Seconds = 10.0
-    force: bool = False
 
 
 class Decide(_Body, frozen=True):

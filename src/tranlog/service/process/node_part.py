@@ -15,7 +15,16 @@ import msgspec
 
 from tranlog.errors import ConfigError, GroupOrderError
 from tranlog.replication.acting.node import GroupNode, NodeOptions
-from tranlog.replication.acting.orders import AddNode, NodeStatus
+from tranlog.replication.acting.orders import (
+    AddNode,
+    Freeze,
+    NodeStatus,
+    Reconfigure,
+    RemoveNode,
+    RestoreNode,
+    StepDown,
+    SyncFrom,
+)
 from tranlog.replication.rules.config import warnings
 from tranlog.replication.rules.packets import STATE_NAMES
 from tranlog.service.config.config import Config
@@ -60,32 +69,32 @@ class NodePart:
         return self._order("add", asked)
 
     @api.post("/group/remove")
-    def remove(self, asked: api.ByName) -> dict[str, Any]:
+    def remove(self, asked: RemoveNode) -> dict[str, Any]:
         """Have a node be a member no more; a primary steps down first. Raises GroupOrderError, ConfigError."""
         return self._order("remove", asked)
 
     @api.post("/group/step-down")
-    def step_down(self, asked: api.StepDown) -> dict[str, Any]:
+    def step_down(self, asked: StepDown) -> dict[str, Any]:
         """Have the primary hand over. Raises GroupOrderError where no other node has everything in time."""
         return self._order("step-down", asked)
 
     @api.post("/group/restore")
-    def restore(self, asked: api.RestoreNode) -> dict[str, Any]:
+    def restore(self, asked: RestoreNode) -> dict[str, Any]:
         """Give a node the whole log of another one, and wait until it has it. Raises GroupOrderError, ConfigError."""
         return self._order("restore", asked)
 
     @api.post("/group/freeze")
-    def freeze(self, asked: api.Freeze) -> dict[str, Any]:
+    def freeze(self, asked: Freeze) -> dict[str, Any]:
         """Keep a node from standing for a while. Raises GroupOrderError, ConfigError."""
         return self._order("freeze", asked)
 
     @api.post("/group/sync-from")
-    def sync_from(self, asked: api.SyncFrom) -> dict[str, Any]:
+    def sync_from(self, asked: SyncFrom) -> dict[str, Any]:
         """Have a node follow another one. Raises GroupOrderError, ConfigError."""
         return self._order("sync-from", asked)
 
     @api.post("/group/reconfigure")
-    def reconfigure(self, asked: api.Reconfigure) -> dict[str, Any]:
+    def reconfigure(self, asked: Reconfigure) -> dict[str, Any]:
         """Change the configuration, or force one upon this node alone, whatever is lost by it.
 
         Raises GroupOrderError, ConfigError.
