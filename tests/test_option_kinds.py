@@ -64,6 +64,13 @@ def test_every_option_of_another_type_is_refused_by_its_name(kind: type[Any]) ->
             SqliteSourceOptions(path="s.db", source_id="s", shard_rule="map"),  # type: ignore[arg-type]
             "shard_rule = 'map': it is a ShardRuleKind: ",
         ),
+        (MariadbSourceOptions(statements="perhaps"), "statements = 'perhaps': one of stop, record."),  # type: ignore[arg-type]
+        (TargetOptions(kind="oracle"), "target.kind = 'oracle': one of sqlite, postgres, mariadb, null."),  # type: ignore[arg-type]
+        (MariadbSourceOptions(heartbeat_s=0.0), "heartbeat_s = 0.0: must be more than 0 seconds."),
+        (
+            TargetOptions(kind="sqlite", path="t", lock_timeout_s=86_401),
+            "target.lock_timeout_s = 86401: seconds, above 0",
+        ),
         (MariadbSourceOptions(databases="shop"), "databases = 'shop': it is a list of texts, or left out."),  # type: ignore[arg-type]
         (MariadbSourceOptions(databases=("a", 3)), "databases = 3: it is a list of texts, or left out."),  # type: ignore[arg-type]
         (MariadbSourceOptions(databases=(None,)), "databases: it is a list of texts, or left out."),  # type: ignore[arg-type]

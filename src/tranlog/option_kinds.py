@@ -1,15 +1,18 @@
 """Whether options are of the types that their classes name: Python without a type checker is asked here, first of all.
 
-Owns that check alone. What values an option may have of its type, each class of options says by itself.
+Owns that check, and the one whether numbers are within their bounds. Which bounds those are, and what else must be,
+each class of options says by itself.
 """
 
 from __future__ import annotations
 
+import ast
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
-from typing import Any
+from typing import Any, Final, get_args
 
 from tranlog.errors import ConfigError
 
@@ -24,6 +27,10 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "dict[str, int]": ((Mapping,), "a table of whole numbers"),
 }
 """By annotation: which types serve, and what an error calls them."""
+ABOVE_0: Final = math.ulp(0.0)
+"""The least number that is above 0."""
+Bounds = Sequence[tuple[str, float, float, str]]
+"""Names of options, parted by spaces, their least and their greatest value, and what is wrong with any other."""
 
 
 def check_kinds(options: Any, *, prefix: str = "") -> None:
@@ -32,6 +39,10 @@ def check_kinds(options: Any, *, prefix: str = "") -> None:
     An annotation that is neither plain nor the name of a class is left alone.
     """
     for one in fields(options):
+        words = _words_of(str(one.type), type(options))
+        if words and getattr(options, one.name) not in words:
+            why = f"one of {', '.join(words)}"
+            raise ConfigError(option=prefix + one.name, value=getattr(options, one.name), why=why)
         names = str(one.type).split(" | ")
         found = [_PLAIN.get(name) or _of_class(name, type(options)) for name in names if name != "None"]
         known = [of for of in found if of is not None]
@@ -49,6 +60,23 @@ def check_kinds(options: Any, *, prefix: str = "") -> None:
             value, wrong = strange[0], True
         if wrong or value != value:
             raise ConfigError(option=prefix + one.name, value=value if one.repr else None, why=f"it is {told}")
+
+
+def check_bounds(options: object, bounds: Bounds, *, prefix: str = "") -> None:
+    """Raise ConfigError for the first value outside its bounds; None is no number. `prefix` as in `check_kinds`."""
+    for names, least, most, why in bounds:
+        for name in names.split():
+            value = getattr(options, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(option=prefix + name, value=value, why=why)
+
+
+def _words_of(annotation: str, owner: type) -> Sequence[str]:
+    """Return the texts of an annotation that is a Literal, or names one; none of another."""
+    if annotation.startswith("Literal["):
+        found: list[str] = ast.literal_eval(annotation.removeprefix("Literal"))
+        return found
+    return get_args(vars(sys.modules[owner.__module__]).get(annotation))
 
 
 def _of_class(name: str, owner: type) -> tuple[tuple[type, ...], str] | None:

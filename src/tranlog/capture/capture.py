@@ -8,6 +8,7 @@ here. Where to go on is the event id of the log's last transaction, so a kill be
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -19,10 +20,10 @@ from tranlog.capture.loading import Loading
 from tranlog.capture.verifying import Summing, Verifying
 from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
-from tranlog.errors import ConfigError, SourceError
+from tranlog.errors import SourceError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.writing.log import Log
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.payload import Payload, count_changes, encode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.source import ClaimedSource, Source
@@ -55,12 +56,14 @@ class CaptureOptions:
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
         check_kinds(self)
-        if self.batch_bytes < 1:
-            raise ConfigError(option="batch_bytes", value=self.batch_bytes, why="at least one byte")
-        if self.batch_s < 0:
-            raise ConfigError(option="batch_s", value=self.batch_s, why="seconds, not below 0")
-        if not 0 < self.poll_s <= 60:
-            raise ConfigError(option="poll_s", value=self.poll_s, why="seconds above 0, up to 60")
+        check_bounds(self, _BOUNDS)
+
+
+_BOUNDS: Bounds = (
+    ("batch_bytes", 1, math.inf, "at least one byte"),
+    ("batch_s", 0, math.inf, "seconds, not below 0"),
+    ("poll_s", ABOVE_0, 60, "seconds above 0, up to 60"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

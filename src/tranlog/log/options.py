@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.records.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import Bounds, check_bounds, check_kinds
 
 _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400
@@ -79,11 +79,7 @@ class LogOptions:
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
         check_kinds(self)
-        for names, least, most, why in _BOUNDS:
-            for name in names.split():
-                value = getattr(self, name)
-                if value is not None and not least <= value <= most:
-                    raise ConfigError(option=name, value=value, why=why)
+        check_bounds(self, _BOUNDS)
         if self.segment_bytes + self.spill_above + _ROOM_FOR_OTHERS > SEGMENT_BYTES_MAX:
             raise ConfigError(
                 option="segment_bytes",
@@ -105,7 +101,7 @@ class LogOptions:
 
 
 _KEEP_ALL = "leave it out to keep all"
-_BOUNDS = (
+_BOUNDS: Bounds = (
     ("segment_bytes", 1_000, math.inf, "a segment has at least 1000 bytes"),
     ("spill_above spill_segment_bytes", 1_000, math.inf, "it is at least 1000 bytes"),
     ("spill_buffer_bytes spill_chunk_bytes", 1, math.inf, "it is at least one byte"),
@@ -119,7 +115,6 @@ _BOUNDS = (
     ("retention_s hard_retention_s", 0, _RETENTION_S_MAX, "it is more than 10,000 years"),
     ("retention_bytes hard_retention_bytes", 1, math.inf, f"it is below 1; {_KEEP_ALL}"),
 )
-"""Options, their least and their greatest value, and what is wrong with any other."""
 
 
 @dataclass(slots=True)

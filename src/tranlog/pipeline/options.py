@@ -5,11 +5,12 @@ Source: docs/parallel-apply.md.
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.filters.filters import Filter, check_filters, describe
 from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardBy, ShardPlan
@@ -100,20 +101,7 @@ class ApplyOptions:
         for option, value in (("until", self.until_seqno), ("start", self.start_seqno)):
             if isinstance(value, int) and value < 0:
                 raise ConfigError(option=option, value=value, why="a seqno is 0 or more")
-        for option, number in (
-            ("sync_interval_s", self.sync_interval_s),
-            ("idle_every", self.idle_every),
-            ("window_bytes", self.window_bytes),
-        ):
-            if number <= 0:
-                raise ConfigError(option=option, value=number, why="must be above 0")
-        if self.max_offline_interval_s is not None and self.max_offline_interval_s <= 0:
-            why = "must be above 0; leave it out for no bound"
-            raise ConfigError(option="max_offline_interval_s", value=self.max_offline_interval_s, why=why)
-        given_up = 0 if self.give_up_s is None else self.give_up_s
-        for option, number in (("retry_s", self.retry_s), ("resubmit", self.resubmit), ("give_up_s", given_up)):
-            if number < 0:
-                raise ConfigError(option=option, value=number, why="must be 0 or more")
+        check_bounds(self, _BOUNDS)
 
     def wanted_master(self) -> str:
         """Return the master to run on."""
@@ -123,3 +111,10 @@ class ApplyOptions:
     def bounded(self) -> bool:
         """Whether it is to end by itself."""
         return self.until_seqno is not None or self.limit is not None
+
+
+_BOUNDS: Bounds = (
+    ("sync_interval_s idle_every window_bytes", ABOVE_0, math.inf, "must be above 0"),
+    ("max_offline_interval_s", ABOVE_0, math.inf, "must be above 0; leave it out for no bound"),
+    ("retry_s resubmit give_up_s", 0, math.inf, "must be 0 or more"),
+)

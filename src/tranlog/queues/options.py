@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import Bounds, check_bounds, check_kinds
 from tranlog.queues.rules.records import CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST, PAGE_BYTES
 
 OPTION_CONTAINER_BYTES_LEAST = 512 * 1024
@@ -48,20 +48,17 @@ class QueueStoreOptions:
     def check(self) -> None:
         """Raise ConfigError for an invalid value."""
         check_kinds(self)
-        for name, least, most in (
-            ("container_bytes", CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST),
-            ("initial_containers", 2, 1 << 20),
-            ("write_buffers", 1, 1 << 14),
-            ("content_bytes", 0, 1 << 50),
-            ("transient_bytes", 0, 1 << 50),
-        ):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(option=name, value=value, why=f"it has to be {least} to {most}")
-        seconds = self.ack_sync_s
-        if seconds is not None and not 0.001 <= seconds <= 3_600:
-            raise ConfigError(option="ack_sync_s", value=seconds, why="it has to be 0.001 to 3600 seconds, or None")
+        check_bounds(self, _BOUNDS)
         if self.container_bytes % PAGE_BYTES:
-            raise ConfigError(
-                option="container_bytes", value=self.container_bytes, why=f"it has to be a multiple of {PAGE_BYTES}"
-            )
+            why = f"it has to be a multiple of {PAGE_BYTES}"
+            raise ConfigError(option="container_bytes", value=self.container_bytes, why=why)
+
+
+_SIZES = f"it has to be {CONTAINER_BYTES_LEAST} to {CONTAINER_BYTES_MOST}"
+_BOUNDS: Bounds = (
+    ("container_bytes", CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST, _SIZES),
+    ("initial_containers", 2, 1 << 20, f"it has to be 2 to {1 << 20}"),
+    ("write_buffers", 1, 1 << 14, f"it has to be 1 to {1 << 14}"),
+    ("content_bytes transient_bytes", 0, 1 << 50, f"it has to be 0 to {1 << 50}"),
+    ("ack_sync_s", 0.001, 3_600, "it has to be 0.001 to 3600 seconds, or None"),
+)

@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TargetUnavailableError
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.servers.mariadb_address import read_url
 from tranlog.target.dialect import Dialect
 from tranlog.target.target import Target
@@ -128,8 +128,6 @@ class TargetOptions:
     def check(self) -> None:
         """Refuse what cannot be. Raises ConfigError."""
         check_kinds(self, prefix="target.")
-        if self.kind not in get_args(TargetKind):
-            raise _refuse("kind", self.kind, f"not a kind of target; one of {', '.join(get_args(TargetKind))}")
         if self.kind == "sqlite" and not self.path:
             raise _refuse("path", None, "a SQLite target needs the path of its database file")
         if self.kind == "null" and not self.path:
@@ -148,18 +146,13 @@ class TargetOptions:
                 raise _refuse("triggers", "off", "MariaDB cannot turn its triggers off; drop them at the target")
         if not self.in_file and self.path:
             raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
-        for name, one, two in (("engine", "refuse", "innodb"), ("triggers", "fire", "off")):
-            if getattr(self, name) not in (one, two):
-                raise _refuse(name, getattr(self, name), f'either "{one}" or "{two}"')
-        if self.ddl not in ("stop", "ignore", "follow"):
-            raise _refuse("ddl", self.ddl, '"stop", "ignore" or "follow"')
-        if self.ddl_loss not in ("hold", "ignore", "stop"):
-            raise _refuse("ddl_loss", self.ddl_loss, '"hold", "ignore" or "stop"')
-        for name in ("lock_timeout_s", "connect_timeout_s"):
-            if not 0 < getattr(self, name) <= 86_400:
-                raise _refuse(name, getattr(self, name), "seconds, above 0 and at most a day")
-        if not 0 <= self.idle_timeout_s <= 86_400:
-            raise _refuse("idle_timeout_s", self.idle_timeout_s, "seconds, at most a day; 0 turns it off")
+        check_bounds(self, _BOUNDS, prefix="target.")
+
+
+_BOUNDS: Bounds = (
+    ("lock_timeout_s connect_timeout_s", ABOVE_0, 86_400, "seconds, above 0 and at most a day"),
+    ("idle_timeout_s", 0, 86_400, "seconds, at most a day; 0 turns it off"),
+)
 
 
 def _refuse(option: str, value: object, why: str) -> ConfigError:

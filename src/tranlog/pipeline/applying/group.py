@@ -6,15 +6,17 @@ The hard idea: nothing of it is in the target, so it may be dropped at any time 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tranlog.change import Change, Options, Statement
 from tranlog.clock import Clock
-from tranlog.errors import ConfigError, PayloadError
+from tranlog.errors import PayloadError
 from tranlog.header import TransactionHeader
 from tranlog.log.reading.readable import ReadableTransaction
+from tranlog.option_kinds import ABOVE_0, check_bounds
 from tranlog.payload import decode
 from tranlog.pipeline.applying.in_flight import Telling
 from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
@@ -41,14 +43,8 @@ class GroupBounds:
 
     def check(self) -> None:
         """Raise ConfigError for a bound that no group can keep."""
-        for name, value in (
-            ("transactions", self.transactions),
-            ("changes", self.changes),
-            ("bytes", self.bytes),
-            ("seconds", self.seconds),
-        ):
-            if value <= 0:
-                raise ConfigError(option=f"group_{name}", value=value, why="must be above 0")
+        bounds = ("transactions changes bytes seconds", ABOVE_0, math.inf, "must be above 0")
+        check_bounds(self, [bounds], prefix="group_")
 
 
 class Taken:

@@ -7,6 +7,7 @@ is set up so that it will say the same again, and then what to change. Which err
 from __future__ import annotations
 
 import logging
+import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import pymysql
 from pymysql.constants import ER
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.servers import mariadb
 from tranlog.servers.mariadb import SESSION, close, error_number, message, set_session
 from tranlog.servers.mariadb_address import MariadbAddress
@@ -110,38 +111,17 @@ class MariadbSourceOptions:
         for option in ("host", "user", "source_id"):
             if not getattr(self, option):
                 raise ConfigError(option=option, value="", why="must not be empty")
-        if not 0 < self.port < 65536:
-            raise ConfigError(option="port", value=self.port, why="a port is a number from 1 to 65535")
-        if self.server_id is not None and not 0 < self.server_id < 1 << 32:
-            raise ConfigError(
-                option="server_id", value=self.server_id, why="a server id is a number from 1 to 2^32 - 1"
-            )
+        check_bounds(self, _BOUNDS)
         try:
             parse_start(self.start)
         except ValueError as exc:
             raise ConfigError(option="start", value=self.start, why=str(exc)) from exc
         if self.databases is not None and not self.databases:
             raise ConfigError(option="databases", value=[], why="an empty list captures nothing; leave it out for all")
-        for option, allowed in (
-            ("statements", ("stop", "record")),
-            ("cascades", ("refuse", "allow")),
-            ("on_gap", ("gap", "stop")),
-        ):
-            if getattr(self, option) not in allowed:
-                raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")
         for said in self.column_types:
             if not _COLUMN_TYPE.fullmatch(said):
                 why = "not schema.table.column=type, with uuid, inet6, inet4, binary(16) or binary(4)"
                 raise ConfigError(option="column_types", value=said, why=why)
-        for option in ("fragment_bytes", "queue_bytes", "memory_bytes", "transaction_bytes_max", "read_bytes"):
-            if getattr(self, option) < 1:
-                raise ConfigError(option=option, value=getattr(self, option), why="must be at least 1 byte")
-        for option in ("heartbeat_s", "connect_timeout_s"):
-            if getattr(self, option) <= 0:
-                raise ConfigError(option=option, value=getattr(self, option), why="must be more than 0 seconds")
-        for option in ("reconnect_s", "position_interval_s", "xa_warn_s"):
-            if getattr(self, option) < 0:
-                raise ConfigError(option=option, value=getattr(self, option), why="must not be negative")
 
     @property
     def where(self) -> str:
@@ -160,6 +140,16 @@ class MariadbSourceOptions:
         if self.databases is not None:
             return schema in self.databases
         return schema not in self.ignored_databases
+
+
+_SIZES = "fragment_bytes queue_bytes memory_bytes transaction_bytes_max read_bytes"
+_BOUNDS: Bounds = (
+    ("port", 1, 65_535, "a port is a number from 1 to 65535"),
+    ("server_id", 1, (1 << 32) - 1, "a server id is a number from 1 to 2^32 - 1"),
+    (_SIZES, 1, math.inf, "must be at least 1 byte"),
+    ("heartbeat_s connect_timeout_s", ABOVE_0, math.inf, "must be more than 0 seconds"),
+    ("reconnect_s position_interval_s xa_warn_s", 0, math.inf, "must not be negative"),
+)
 
 
 def connect(

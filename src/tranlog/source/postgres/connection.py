@@ -8,6 +8,7 @@ Source: PostgreSQL's manual, "Error Codes".
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
-from tranlog.option_kinds import check_kinds
+from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import FRAGMENT_BYTES
@@ -132,24 +133,7 @@ class PostgresSourceOptions:
                 raise ConfigError(option="tables", value=table, why="a table is named schema.table, or schema.*")
         if self.tables is not None and not self.tables:
             raise ConfigError(option="tables", value=[], why="an empty list captures nothing; leave it out for all")
-        for option, allowed in (
-            ("identity", ("full", "key", "set")),
-            ("unlogged", ("refuse", "ignore")),
-            ("ddl_capture", ("off", "event_trigger")),
-            ("load_snapshot", ("chunk", "export")),
-            ("on_gap", ("gap", "stop")),
-        ):
-            if getattr(self, option) not in allowed:
-                raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")
-        for option in ("fragment_bytes", "queue_bytes", "memory_bytes", "transaction_bytes_max", "read_bytes"):
-            if getattr(self, option) < 1:
-                raise ConfigError(option=option, value=getattr(self, option), why="must be at least 1 byte")
-        for option in ("feedback_s", "heartbeat_s", "connect_timeout_s", "load_wait_s"):
-            if getattr(self, option) <= 0:
-                raise ConfigError(option=option, value=getattr(self, option), why="must be more than 0 seconds")
-        for option in ("reconnect_s", "heartbeat_bytes", "retained_warn_bytes"):
-            if getattr(self, option) < 0:
-                raise ConfigError(option=option, value=getattr(self, option), why="must not be negative")
+        check_bounds(self, _BOUNDS)
 
     @property
     def where(self) -> str:
@@ -169,6 +153,18 @@ class PostgresSourceOptions:
     def publication_name(self) -> str:
         """The name of the publication."""
         return self.slot_name if self.publication is None else self.publication
+
+
+_BOUNDS: Bounds = (
+    (
+        "fragment_bytes queue_bytes memory_bytes transaction_bytes_max read_bytes",
+        1,
+        math.inf,
+        "must be at least 1 byte",
+    ),
+    ("feedback_s heartbeat_s connect_timeout_s load_wait_s", ABOVE_0, math.inf, "must be more than 0 seconds"),
+    ("reconnect_s heartbeat_bytes retained_warn_bytes", 0, math.inf, "must not be negative"),
+)
 
 
 def connect(options: PostgresSourceOptions, *, waits: bool = False, **more: str) -> psycopg.Connection[Any]:
