@@ -115,10 +115,10 @@ order: install ## ROUNDS=50 seeded rounds of a pipeline that is killed and re-pl
 	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_order --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 sim: install ## SEEDS=200 groups of nodes in one thread, from SEED=1, under faults; seeds that failed once are played first
-	$(call verdict,$(BIN)/python -m tranlog.testing.swarm --seeds $(SEEDS) --seed $(SEED) --kept tests/sim/seeds.txt $(ARGS))
+	$(call verdict,PYTHONPATH=tests $(BIN)/python -m sim.swarm --seeds $(SEEDS) --seed $(SEED) --kept tests/sim/seeds.txt $(ARGS))
 
 small: install ## a small group in every order of events: states, depth, violations
-	$(call verdict,$(BIN)/python -m tranlog.testing.small_scope $(ARGS))
+	$(call verdict,PYTHONPATH=tests $(BIN)/python -m sim.small_scope $(ARGS))
 
 sim-mutants: install ## each rule of replication taken out: how many seeds find it, and what did
 	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_replication $(ARGS))
@@ -131,7 +131,7 @@ golden: install ## DIR=path: hold the Tungsten codec against directories that th
 
 bench: install ## the programs in bench/, one question each, and one table; fails where a must is missed
 	@$(PACKAGES) java mariadb postgres
-	$(call verdict,$(BIN)/python bench $(ARGS))
+	$(call verdict,PYTHONPATH=tests $(BIN)/python bench $(ARGS))
 
 lines: ## lines of code in src by folder: blank lines, comments and docstrings apart
 	@$(PYTHON) scripts/count_lines.py src

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.model_log import ModelLog
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.replication.rules.beats import Peer
 from tranlog.replication.rules.config import ConfigId, GroupConfig, Member, NodeId
@@ -11,7 +12,6 @@ from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import BeginReign, Effect, Persist, Put, Send
 from tranlog.replication.rules.packets import NO_GTID, Heartbeat, Packet, Pulse, Vote, Voted
 from tranlog.replication.rules.stored import Stored
-from tranlog.testing.model_log import ModelLog
 
 A, B, C, D, E = (NodeId(one) for one in "abcde")
 HEARTBEAT = 250

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fix_sqlite_disk import SimVfs
 from tranlog.queues.core import Delivery
 from tranlog.queues.moving import move
 from tranlog.queues.options import QueueStoreOptions
@@ -18,7 +19,6 @@ from tranlog.queues.store import MessageStore
 from tranlog.queues.transaction import BranchSession, StoreTransaction
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 PATH = "/store"
 Entry = tuple[int, int, int]

@@ -18,6 +18,7 @@ import pytest
 
 from fix_crash import replayable
 from fix_effort import Effort
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import TranlogError
 from tranlog.queues.core import Delivery
 from tranlog.queues.moving import move
@@ -27,7 +28,6 @@ from tranlog.queues.rules.state import NO_LSN
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 OPTIONS = QueueStoreOptions(container_bytes=12_288, write_buffers=1, ack_sync_s=None)
 LARGE = b"large" * 4_000

@@ -1,11 +1,11 @@
-"""Rounds of `tranlog.testing.swarm`, a seed each: harness of the mutants of replication."""
+"""Rounds of `sim.swarm`, a seed each: harness of the mutants of replication."""
 
 from __future__ import annotations
 
 import sys
 
 from mutants.rounds import found, play_rounds
-from tranlog.testing.swarm import play as play_seed
+from sim.swarm import play as play_seed
 
 
 def play(seed: int) -> str | None:

@@ -151,12 +151,12 @@ REPLICATION = (
         "wiped-node-under-its-old-id",
         "a node that lost its vote comes back as itself",
         (
-            "tranlog.testing.swarm",
+            "sim.swarm",
             "        self.cluster.add(new, None)\n        self._wiped[node] = new\n",
             "        self.cluster.add(node, config)\n",
         ),
         (
-            "tranlog.testing.swarm",
+            "sim.swarm",
             "        del self.cluster.nodes[node]\n",
             "        config = self.cluster.nodes.pop(node).stored.config\n",
         ),

@@ -20,6 +20,7 @@ from typing import Any
 import apsw
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import (
     CatalogueError,
     ConfigError,
@@ -38,7 +39,6 @@ from tranlog.queues.rules.records import CATALOGUE_NAME, ContainerHeader, encode
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 SMALL = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
 DAY_MS = 86_400_000

@@ -15,13 +15,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fix_effort import Effort
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import CatalogueError, DeclaredOtherwiseError, UnknownQueueError
 from tranlog.queues.files.catalogue import Catalogue, CatalogueDatabase
 from tranlog.queues.files.catalogue_postgres import PostgresCatalogue
 from tranlog.queues.files.catalogue_sqlite import SqliteCatalogue
 from tranlog.testing.disk import PowerCut, SimDisk
 from tranlog.testing.servers import PostgresAddress, PostgresServer
-from tranlog.testing.sqlite_disk import SimVfs
 
 STORE = bytes(range(16))
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SECTOR_BYTES, PowerCut, SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 OPTIONS = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
 

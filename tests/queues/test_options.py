@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import ConfigError
 from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 
 @pytest.mark.parametrize(

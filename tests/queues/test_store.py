@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import (
     CatalogueError,
     ConfigError,
@@ -32,7 +33,6 @@ from tranlog.queues.rules.state import NO_LSN
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 SMALL = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
 

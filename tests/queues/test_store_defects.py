@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import CatalogueError, LogLockedError
 from tranlog.queues.core import Delivery
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 OPTIONS = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
 

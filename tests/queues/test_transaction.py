@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import DiskFullError, NotHeldError, TransactionStateError, UnknownQueueError
 from tranlog.queues.core import Delivery
 from tranlog.queues.options import QueueStoreOptions
@@ -21,7 +22,6 @@ from tranlog.queues.store import MessageStore
 from tranlog.queues.transaction import BranchSession, StoreTransaction
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 OPTIONS = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fix_sqlite_disk import SimVfs
 from tranlog.errors import (
     DeclaredOtherwiseError,
     DiskFullError,
@@ -27,7 +28,6 @@ from tranlog.queues.transaction import StoreTransaction
 from tranlog.queues.transient import WAITING_BYTES
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.sqlite_disk import SimVfs
 
 SMALL = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None, transient_bytes=100_000)
 

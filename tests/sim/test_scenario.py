@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tranlog.testing.scenario import Story, rewritten_text
+from sim.scenario import Story, rewritten_text
 
 STORIES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fix_effort import Effort
-from tranlog.testing.sim_group import Counts
-from tranlog.testing.swarm import Swarm, kept_seeds, main, simulate
+from sim.group import Counts
+from sim.swarm import Swarm, kept_seeds, main, simulate
 
 KEPT = Path(__file__).parent / "seeds.txt"
 
@@ -50,7 +50,7 @@ def test_a_failing_seed_is_kept_and_played_first(
         played.append(seed)
         return Counts(steps=1), "14: lost" if seed == 6 else "", ["the last step"]
 
-    monkeypatch.setattr("tranlog.testing.swarm.play", play)
+    monkeypatch.setattr("sim.swarm.play", play)
     kept.write_text("# seeds\n9  # why\n")
     arguments = ["--seeds", "5", "--seed", "4", "--kept", str(kept)]
     assert main(arguments) == 1

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from fix_effort import Effort
+from sim.small_scope import SCOPES, Explorer, GroupState, Scope
 from tranlog.replication.rules import election
-from tranlog.testing.small_scope import SCOPES, Explorer, GroupState, Scope
 
 THREE = SCOPES[0].members
 
@@ -31,7 +31,7 @@ def test_a_group_of_one_is_walked_to_its_end() -> None:
 
 @pytest.mark.long
 def test_a_voter_that_does_not_look_at_the_log_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlog.testing.small_scope.vote_refused", blind_to_logs)
+    monkeypatch.setattr("sim.small_scope.vote_refused", blind_to_logs)
     _, depth, violation, _ = Explorer(Scope("blind", THREE)).explore(400_000)
     assert "was committed before" in violation and depth >= 8
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sim.cluster import Cluster
+from sim.scenario import Story
 from tranlog.ids import Gtid, Seqno
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.core import Core
@@ -11,8 +13,6 @@ from tranlog.replication.rules.effects import Put, Send
 from tranlog.replication.rules.feed import CREDIT
 from tranlog.replication.rules.packets import Ack, Records
 from tranlog.replication.rules.reading import Latest, may_read
-from tranlog.testing.cluster import Cluster
-from tranlog.testing.scenario import Story
 
 A = NodeId("a")
 ROUND_MS = 20

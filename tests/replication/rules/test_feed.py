@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain, sent, vote_for
+from sim.model_log import ModelLog
 from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, NodeId
 from tranlog.replication.rules.effects import DropParts, Effect, KeepAlive, KeepFrom, Put, Restore, Send
@@ -24,7 +25,6 @@ from tranlog.replication.rules.packets import (
     SpillChunk,
     Where,
 )
-from tranlog.testing.model_log import ModelLog
 
 
 def follow(after: tuple[int, int], credit: int = 1 << 20, number: int = 1, delay_ms: int = 0) -> Follow:

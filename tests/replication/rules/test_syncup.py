@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fix_group import A, Alone, B, group, gtid, log_of, of, sent
+from sim.model_log import ModelLog
 from tranlog.ids import Gtid
 from tranlog.replication.rules.effects import Fatal, RollBack
 from tranlog.replication.rules.packets import NO_GTID, PRIMARY, ROLLBACK, Here, Where
@@ -26,7 +27,6 @@ from tranlog.replication.rules.syncup import (
     rollback_id,
     saved_rows,
 )
-from tranlog.testing.model_log import ModelLog
 
 NO_LIMITS = Limits(limit_s=1 << 40, allow_ddl=True)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from sim.node import Picture, Row, SimNode, read_rows
 from tranlog.ids import Gtid
 from tranlog.replication.rules.config import GroupConfig, NodeId
 from tranlog.replication.rules.packets import FATAL, NO_GTID, PRIMARY, READABLE, Ack, PreVote, Vote, Voted
 from tranlog.replication.rules.stored import Stored
 from tranlog.replication.rules.syncup import Saved
-from tranlog.testing.sim_node import Picture, Row, SimNode, read_rows
 
 
 class Violation(AssertionError):

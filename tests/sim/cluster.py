@@ -12,6 +12,8 @@ from functools import partial
 
 import msgspec
 
+from sim.group import CUT_OFF, HeldPlace, SimGroup
+from sim.node import transaction_of
 from tranlog.errors import ConfigError, NotPrimaryError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.holds import drop_hold, read_holds
@@ -19,8 +21,6 @@ from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import NO_GTID, Packet
 from tranlog.replication.rules.reading import Latest, may_read
-from tranlog.testing.sim_group import CUT_OFF, HeldPlace, SimGroup
-from tranlog.testing.sim_node import transaction_of
 
 FAULTY_MS = 9_000
 HEALED_MS = 120_000

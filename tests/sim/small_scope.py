@@ -1,7 +1,7 @@
 """A small group in every order of events: the rules of elections, acks, commits, syncup and configuration,
 exhaustively.
 
-`python -m tranlog.testing.small_scope` (`make small`) prints states, depth and violations of each scope, and whether
+`python -m sim.small_scope` (`make small`) prints states, depth and violations of each scope, and whether
 that is the whole of it. Time is left out: whatever may happen happens, in every order, with any message late or lost.
 A state is a tuple, and visited once.
 """
@@ -18,13 +18,13 @@ from itertools import permutations
 
 import msgspec
 
+from sim.model_log import ModelLog
 from tranlog.ids import Gtid
 from tranlog.replication.rules.acks import AckTable, commit_point, durable_at, may_ack, note_ack
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, change_refused
 from tranlog.replication.rules.election import Voter, is_elected, vote_refused
 from tranlog.replication.rules.packets import NO_GTID, PRIMARY, REPLICA, WITNESS, Ack, Vote
 from tranlog.replication.rules.syncup import Limits, Verdict, answer, first_question, judge, next_question
-from tranlog.testing.model_log import ModelLog
 
 Epochs = tuple[int, ...]
 """A log: the epoch of each of its transactions."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from sim.network import SimClock
 from tranlog.change import Fragment, Payload, Statement
 from tranlog.ids import Epoch, Gtid, Seqno, segment_number
 from tranlog.log.files.commit_point import GROUP_DIR
@@ -29,7 +30,6 @@ from tranlog.replication.rules.reading import Latest
 from tranlog.replication.rules.stored import Stored
 from tranlog.replication.rules.syncup import Saved
 from tranlog.testing.disk import SimDisk
-from tranlog.testing.network import SimClock
 
 GROUP = "sim"
 HISTORY = b"a simulated one!"

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import msgspec
 
+from sim.cluster import Cluster
+from sim.group import HeldPlace
+from sim.node import GROUP, SMALL, SimNode
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import RAW_BYTES, STATE_NAMES
-from tranlog.testing.cluster import Cluster
-from tranlog.testing.sim_group import HeldPlace
-from tranlog.testing.sim_node import GROUP, SMALL, SimNode
 
 PATIENCE_MS = 20_000
 SHORT = replace(SMALL, segment_bytes=1_000)

@@ -1,6 +1,6 @@
 """Faults and clients for a simulated group, drawn from its seed: each run leaves some kinds of fault out.
 
-`python -m tranlog.testing.swarm --seeds 200 --seed 1` (`make sim`) prints one JSON object.
+`python -m sim.swarm --seeds 200 --seed 1` (`make sim`) prints one JSON object.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from sim.checkers import Violation
+from sim.cluster import FAULTY_MS, HEALED_MS, Cluster, shown
+from sim.group import Counts, HeldPlace, draw_member
 from tranlog.errors import ConfigError
 from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import (
@@ -30,9 +33,6 @@ from tranlog.replication.rules.config import (
     successor,
 )
 from tranlog.replication.rules.packets import PRIMARY, REPLICA
-from tranlog.testing.checkers import Violation
-from tranlog.testing.cluster import FAULTY_MS, HEALED_MS, Cluster, shown
-from tranlog.testing.sim_group import Counts, HeldPlace, draw_member
 
 
 class Swarm:

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 
 import msgspec
 
+from sim.checkers import Checkers
+from sim.network import Agenda, SimClock, SimNetwork
+from sim.node import GROUP, PART_BYTES, SMALL, SimNode
 from tranlog.errors import ConfigError, NotPrimaryError
 from tranlog.ids import Gtid
 from tranlog.log.options import LogOptions
@@ -47,10 +50,7 @@ from tranlog.replication.rules.packets import (
     decode,
     encode,
 )
-from tranlog.testing.checkers import Checkers
 from tranlog.testing.disk import PowerCut
-from tranlog.testing.network import Agenda, SimClock, SimNetwork
-from tranlog.testing.sim_node import GROUP, PART_BYTES, SMALL, SimNode
 
 TICK_MS = 50
 TRACE_STEPS = 30
