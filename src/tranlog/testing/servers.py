@@ -27,7 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from tranlog.closing import Closing
@@ -78,30 +78,8 @@ class ServerFailedError(TranlogError):
         return f"{self.what} server: {self.why}. The end of its log:\n{self.log_tail}"
 
 
-class Address(Protocol):
+class Address:
     """A database server that can be reached, whoever started it."""
-
-    host: str
-    port: int
-    user: str
-    password: str
-
-    def dsn(self, database: str = "") -> str:
-        """Return the address as a URL."""
-
-    def execute(self, sql: str, parameters: Sequence[object] = (), *, database: str = "") -> list[tuple[Any, ...]]:
-        """Run one statement by itself, in a connection of its own, and return its rows."""
-
-
-def _login(dsn: str, *, port: int, user: str) -> tuple[str, int, str, str]:
-    parts = urlsplit(dsn)
-    if not parts.scheme or not parts.hostname:
-        raise ValueError(f"not a server's URL (scheme://user:password@host:port/): {dsn!r}")
-    return parts.hostname, parts.port or port, unquote(parts.username or user), unquote(parts.password or "")
-
-
-class _Address:
-    """A server that somebody else runs."""
 
     scheme = ""
     usual_port = 0
@@ -117,8 +95,11 @@ class _Address:
     @classmethod
     def from_dsn(cls, dsn: str) -> Self:
         """Read `scheme://user:password@host:port/`."""
-        host, port, user, password = _login(dsn, port=cls.usual_port, user=cls.superuser)
-        return cls(host=host, port=port, user=user, password=password)
+        parts = urlsplit(dsn)
+        if not parts.scheme or not parts.hostname:
+            raise ValueError(f"not a server's URL (scheme://user:password@host:port/): {dsn!r}")
+        user, password = unquote(parts.username or cls.superuser), unquote(parts.password or "")
+        return cls(host=parts.hostname, port=parts.port or cls.usual_port, user=user, password=password)
 
     def dsn(self, database: str = "") -> str:
         """Return `scheme://user:password@host:port/database`; without a name, the usual database."""
@@ -127,8 +108,15 @@ class _Address:
             login += ":" + quote(self.password, safe="")
         return f"{self.scheme}://{login}@{self.host}:{self.port}/{quote(database or self.usual_database, safe='')}"
 
+    def execute(self, sql: str, parameters: Sequence[object] = (), *, database: str = "") -> list[tuple[Any, ...]]:
+        """Run one statement by itself, in a connection of its own, and return its rows.
 
-class MariaDbAddress(_Address):
+        Placeholders are `%s`; without parameters a percent sign stands for itself.
+        """
+        raise NotImplementedError
+
+
+class MariaDbAddress(Address):
     """A MariaDB server that somebody else runs."""
 
     scheme = "mariadb"
@@ -150,16 +138,13 @@ class MariaDbAddress(_Address):
         )
 
     def execute(self, sql: str, parameters: Sequence[object] = (), *, database: str = "") -> list[tuple[Any, ...]]:
-        """Run one statement by itself, in a connection of its own, and return its rows.
-
-        Placeholders are `%s`; without parameters a percent sign stands for itself.
-        """
+        """See Address."""
         with contextlib.closing(self.connect(database)) as connection, connection.cursor() as cursor:
             cursor.execute(sql, tuple(parameters) or None)
             return list(cursor.fetchall())
 
 
-class PostgresAddress(_Address):
+class PostgresAddress(Address):
     """A PostgreSQL server that somebody else runs."""
 
     scheme = "postgresql"
@@ -181,10 +166,7 @@ class PostgresAddress(_Address):
         )
 
     def execute(self, sql: str, parameters: Sequence[object] = (), *, database: str = "") -> list[tuple[Any, ...]]:
-        """Run one statement by itself, in a connection of its own, and return its rows.
-
-        Placeholders are `%s`; without parameters a percent sign stands for itself.
-        """
+        """See Address."""
         with self.connect(database) as connection:
             cursor = connection.execute(sql.encode(), tuple(parameters) or None)
             return cursor.fetchall() if cursor.description else []
@@ -217,11 +199,10 @@ class _Process(Running):
     account = ""  # whom it runs as when root starts it
     stop_signal = signal.SIGTERM
     orphan_signal = "KILL"  # what the kernel sends it when we are gone
+    port: int
 
     def __init__(self, *, directory: Path | None, options: Mapping[str, OptionValue]) -> None:
-        self.options: dict[str, OptionValue] = {}
-        for name, value in options.items():
-            self.options[name.replace("-", "_")] = value
+        self.options: dict[str, OptionValue] = {name.replace("-", "_"): value for name, value in options.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self._owns_directory = directory is None
         self._login = self._account()
@@ -313,6 +294,13 @@ class _Process(Running):
     def _answers(self) -> bool:
         raise NotImplementedError
 
+    def _is_ours(self, directory: str) -> bool:
+        """Return True. Raises ServerFailedError where the server that answers has another data directory."""
+        if Path(directory) != self.data_directory:
+            self.kill()
+            raise self._failed(f"port {self.port} is taken by another server")
+        return True
+
     # The life.
 
     @property
@@ -389,15 +377,7 @@ class _Process(Running):
         if process is None:
             return
         if process.poll() is None:
-            process.send_signal(signal.SIGSTOP)  # no new child between the look and the kill
-            children = _children(process.pid)
-            process.kill()
-            process.wait()
-            for child in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            while any(_alive(child) for child in children):
-                time.sleep(POLL_S)
+            kill_with_children(process)
         self._process = None
 
     def restart(self) -> None:
@@ -483,10 +463,7 @@ class MariaDbServer(_Process, MariaDbAddress):
             rows = self.execute("SELECT @@datadir")
         except pymysql.err.MySQLError:
             return False
-        if Path(rows[0][0]) != self.data_directory:
-            self.kill()
-            raise self._failed(f"port {self.port} is taken by another server")
-        return True
+        return self._is_ours(rows[0][0])
 
 
 class PostgresServer(_Process, PostgresAddress):
@@ -585,10 +562,7 @@ class PostgresServer(_Process, PostgresAddress):
             rows = self.execute("SHOW data_directory")
         except psycopg.OperationalError:
             return False
-        if Path(rows[0][0]) != self.data_directory:
-            self.kill()
-            raise self._failed(f"port {self.port} is taken by another server")
-        return True
+        return self._is_ours(rows[0][0])
 
 
 def free_port() -> int:
@@ -638,7 +612,20 @@ def _stat_fields(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-def _children(pid: int) -> list[int]:
+def kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """End a child of ours that runs, and its children, by SIGKILL, and wait until they are gone."""
+    process.send_signal(signal.SIGSTOP)  # no new child between the look and the kill
+    children = children_of(process.pid)
+    process.kill()
+    process.wait()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    while any(_alive(child) for child in children):
+        time.sleep(POLL_S)
+
+
+def children_of(pid: int) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -10,12 +10,10 @@ that an executor's Python finds nothing that the caller's happens to have.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -30,9 +28,9 @@ from tranlog.testing.servers import (
     Running,
     ServerFailedError,
     ServerMissingError,
-    _alive,
-    _children,
+    children_of,
     free_port,
+    kill_with_children,
 )
 
 START_TIMEOUT_S = 120.0
@@ -124,20 +122,11 @@ class SparkCluster(Running):
 
     def executor_pids(self, number: int) -> list[int]:
         """The JVMs that a worker has started for applications."""
-        return _children(self._workers[number].pid)
+        return children_of(self._workers[number].pid)
 
     def kill_worker(self, number: int) -> None:
         """End a worker and its executors by SIGKILL, as a machine's loss would, and wait until they are gone."""
-        process = self._workers.pop(number)
-        process.send_signal(signal.SIGSTOP)  # no new child between the look and the kill
-        doomed = _children(process.pid)
-        process.kill()
-        process.wait()
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while any(_alive(pid) for pid in doomed):
-            time.sleep(POLL_S)
+        kill_with_children(self._workers.pop(number))
 
     def close(self) -> None:
         """End everything and remove its folders."""
