@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -48,6 +48,7 @@ from tranlog.log.rules.repair import (
     Remove,
     RepairPlan,
     Rewrite,
+    Step,
     plan,
 )
 from tranlog.log.upkeep.verify import Progress, VerifyReport, examine
@@ -160,7 +161,13 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
     _note_missing(path, disk, decision)
     _forget_positions(path, disk, decision, history)
     kept = [_keep_spill(path, disk, number) for number in decision.spill if disk.exists(join(path, spill_name(number)))]
-    for step in decision.steps:
+    return kept + take_steps(path, disk, decision.steps)
+
+
+def take_steps(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
+    """Do what was decided of the segments; return the files that hold what was taken away. Raises OSError."""
+    kept = []
+    for step in steps:
         name = segment_name(step.segment)
         with closing(disk.open(join(path, name), write=True)) as file:
             match step:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
-from tranlog.ids import Epoch, Seqno, segment_name
-from tranlog.log.files.directory import LOCK_NAME, join, keep_bytes, storage_error
+from tranlog.ids import Epoch, Seqno
+from tranlog.log.files.directory import LOCK_NAME, storage_error
 from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
-from tranlog.log.upkeep.repairing import Agree, RepairOutcome, write_report
+from tranlog.log.upkeep.repairing import Agree, RepairOutcome, take_steps, write_report
 from tranlog.log.upkeep.verify import Progress, VerifyReport
 from tranlog.tungsten.files.segments import TungstenSegment, list_entries, place_of
 from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, segment_number
@@ -60,7 +60,7 @@ def repair(
         if not lock.held():
             raise LogLockedError(path=path, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
         report = write_report(path, disk, decision, before)
-        kept = _carry_out(path, disk, decision.steps)
+        kept = take_steps(path, disk, decision.steps)
         after = verify(path, disk=disk, progress=progress)
         return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(kept), report=report)
     except OSError as exc:
@@ -242,24 +242,3 @@ def _plan(keep: Keep, steps: list[Step], stays: _Held, goes: _Held, *, begins: i
         epoch=Epoch(max(stays.last.epoch, 0)),
         ahead=(),
     )
-
-
-def _carry_out(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
-    """Do what was decided; return the files that hold what was taken away. Raises OSError."""
-    kept = []
-    for step in steps:
-        name = segment_name(step.segment)
-        with closing(disk.open(join(path, name), write=True)) as file:
-            match step:
-                case CutOff(offset=offset, size=size):
-                    kept.append(keep_bytes(path, disk, file, name, offset, offset + size))
-                    file.truncate(offset)
-                    file.sync()
-                case Remove(size=size):
-                    kept.append(keep_bytes(path, disk, file, name, 0, size))
-                    disk.unlink(join(path, name))
-                    disk.sync_dir(path)
-                case _:
-                    raise AssertionError("nothing is rewritten in a replicator's directory")
-        logger.info("Removed. segment=%s bytes=%d", name, step.size)
-    return kept
