@@ -84,6 +84,7 @@ class ShownLog(Protocol):
     @property
     def history(self) -> bytes | None:
         """The identity of its history; None where there is none."""
+        return None
 
     def ends(self) -> tuple[int, int]:
         """Return the first and the last seqno that readers may see; -1 for both in an empty log."""
@@ -96,6 +97,7 @@ class ShownLog(Protocol):
 
     def notes(self) -> tuple[str, ...]:
         """Return what is odd about the directory and no error."""
+        return ()
 
     def segments(self) -> list[SegmentLine]:
         """Describe the segments, oldest first."""
@@ -105,6 +107,7 @@ class ShownLog(Protocol):
 
     def held_from(self, seqno: int) -> int:
         """Return the lowest seqno from `seqno` on that is there; a filtered range holds all of its own."""
+        return seqno
 
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """Return the seqno of what is sought."""
@@ -134,7 +137,7 @@ def open_log(path: str, *, checksum: bool = True) -> ShownLog:
     return NativeShown(LogReader.open(path, checksum=checksum))
 
 
-class NativeShown:
+class NativeShown(ShownLog):
     """A native log."""
 
     def __init__(self, reader: LogReader) -> None:
@@ -156,10 +159,6 @@ class NativeShown:
         first, last = self.ends()
         return last - first + 1 if last >= first >= 0 else 0
 
-    def notes(self) -> tuple[str, ...]:
-        """See ShownLog."""
-        return ()
-
     def segments(self) -> list[SegmentLine]:
         """See ShownLog."""
         out = []
@@ -179,10 +178,6 @@ class NativeShown:
     def check_whole(self) -> None:
         """See ShownLog."""
         self.reader.check_whole()
-
-    def held_from(self, seqno: int) -> int:
-        """See ShownLog."""
-        return seqno
 
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """See ShownLog."""
@@ -294,18 +289,13 @@ def _not_there(sought: Sought) -> NotThere:
             return NotThere(why=f"event id {sought}")
 
 
-class TungstenShown:
+class TungstenShown(ShownLog):
     """A directory of the Java replicator's. What it let through out of order (B7-22) is shown as it stands."""
 
     def __init__(self, reader: TungstenReader, clock: Clock | None = None) -> None:
         self.reader = reader
         self.path = reader.path
         self._clock = SystemClock() if clock is None else clock
-
-    @property
-    def history(self) -> bytes | None:
-        """See ShownLog."""
-        return None
 
     def ends(self) -> tuple[int, int]:
         """See ShownLog."""
