@@ -1,8 +1,9 @@
 """The messages of pgoutput, PostgreSQL's own output plugin, and those of the stream that carries them.
 
-Owns their bytes: protocol versions 1 to 4, streamed transactions and two-phase commits among them. What a value's text
-means is `values`'s, what belongs to one transaction `transactions`'s. Pure. The hard idea: a message of a row is not
-cut into values here; whoever decodes it walks over them once, so its message says where they begin.
+Owns their bytes: protocol versions 1 and 2, streamed transactions among them; of a step of a two-phase commit, which is
+not asked for, that it is one. What a value's text means is `values`'s, what belongs to a transaction `transactions`'s.
+Pure. The hard idea: a message of a row is not cut into values here; whoever decodes it walks over them once, so its
+message says where they begin.
 
 Source: PostgreSQL's manual, "Logical Replication Message Formats", "Streaming Replication Protocol".
 """
@@ -19,7 +20,6 @@ EPOCH_2000_MICROS: Final = 946_684_800_000_000
 """PostgreSQL counts microseconds from 2000-01-01, everybody else from 1970-01-01."""
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
-_U64: Final = struct.Struct(">Q")
 _COLUMN: Final = struct.Struct(">Ii")
 _END: Final = struct.Struct(">BQQq")
 _KEEPALIVE: Final = struct.Struct(">cQqB")
@@ -35,31 +35,26 @@ class MessageFormatError(Exception):
 
 
 class BeginMessage(msgspec.Struct, frozen=True):
-    """The start of a transaction. `final_lsn` is where its commit record begins; `timestamp`: microseconds UTC."""
+    """The start of a transaction."""
 
-    final_lsn: int
-    timestamp: int
     xid: int
 
 
 class CommitMessage(msgspec.Struct, frozen=True):
-    """The end of a transaction. `end_lsn` is the first byte after its commit record. `xid`: of a streamed one, else 0.
+    """The end of a transaction. `end_lsn` is the first byte after its commit record; `timestamp`: microseconds UTC.
 
-    `gid` is the name of a prepared one. `kind` tells what ended: the message's letter.
+    `xid`: of a streamed one, else 0. `kind` tells what ended: the message's letter.
     """
 
     kind: str
-    commit_lsn: int
     end_lsn: int
     timestamp: int
     xid: int = 0
-    gid: str = ""
 
 
 class OriginMessage(msgspec.Struct, frozen=True):
     """Where a transaction was first committed that came here by replication."""
 
-    lsn: int
     name: str
 
 
@@ -132,33 +127,14 @@ class StreamStop(msgspec.Struct, frozen=True):
 
 
 class StreamAbort(msgspec.Struct, frozen=True):
-    """A streamed transaction, or a part of one (`subxid` differs), was rolled back. From version 4 on with its LSN."""
+    """A streamed transaction, or a part of one (`subxid` differs), was rolled back."""
 
     xid: int
     subxid: int
-    lsn: int = 0
-    timestamp: int = 0
 
 
-class PrepareMessage(msgspec.Struct, frozen=True):
-    """The start of a prepared transaction (`kind` b), or its end (P; p of a streamed one)."""
-
-    kind: str
-    prepare_lsn: int
-    end_lsn: int
-    timestamp: int
-    xid: int
-    gid: str
-
-
-class RollbackPrepared(msgspec.Struct, frozen=True):
-    """A prepared transaction was rolled back."""
-
-    prepare_lsn: int
-    end_lsn: int
-    timestamp: int
-    xid: int
-    gid: str
+class TwoPhaseMessage(msgspec.Struct, frozen=True):
+    """A step of a two-phase commit."""
 
 
 Message: TypeAlias = (
@@ -173,8 +149,7 @@ Message: TypeAlias = (
     | StreamStart
     | StreamStop
     | StreamAbort
-    | PrepareMessage
-    | RollbackPrepared
+    | TwoPhaseMessage
 )
 
 
@@ -218,50 +193,29 @@ def _whole(raw: bytes, at: int) -> None:
 
 
 def _begin(raw: bytes, streamed: bool) -> BeginMessage:
-    lsn, timestamp, xid = struct.unpack(">QqI", raw[1:])
-    return BeginMessage(lsn, _micros(timestamp), xid)
+    _, _, xid = struct.unpack(">QqI", raw[1:])
+    return BeginMessage(xid)
 
 
 def _commit(raw: bytes, streamed: bool) -> CommitMessage:
-    _, commit_lsn, end_lsn, timestamp = _END.unpack(raw[1:])
-    return CommitMessage("C", commit_lsn, end_lsn, _micros(timestamp))
+    _, _, end_lsn, timestamp = _END.unpack(raw[1:])
+    return CommitMessage("C", end_lsn, _micros(timestamp))
 
 
 def _stream_commit(raw: bytes, streamed: bool) -> CommitMessage:
     (xid,) = _U32.unpack_from(raw, 1)
-    _, commit_lsn, end_lsn, timestamp = _END.unpack(raw[5:])
-    return CommitMessage("c", commit_lsn, end_lsn, _micros(timestamp), xid)
+    _, _, end_lsn, timestamp = _END.unpack(raw[5:])
+    return CommitMessage("c", end_lsn, _micros(timestamp), xid)
 
 
-def _commit_prepared(raw: bytes, streamed: bool) -> CommitMessage:
-    _, commit_lsn, end_lsn, timestamp = _END.unpack_from(raw, 1)
-    (xid,) = _U32.unpack_from(raw, 26)
-    gid, at = _text(raw, 30)
-    _whole(raw, at)
-    return CommitMessage("K", commit_lsn, end_lsn, _micros(timestamp), xid, gid)
-
-
-def _prepare(raw: bytes, streamed: bool) -> PrepareMessage:
-    kind = chr(raw[0])
-    at = 1 if kind == "b" else 2
-    prepare_lsn, end_lsn, timestamp, xid = struct.unpack_from(">QQqI", raw, at)
-    gid, end = _text(raw, at + 28)
-    _whole(raw, end)
-    return PrepareMessage(kind, prepare_lsn, end_lsn, _micros(timestamp), xid, gid)
-
-
-def _rollback_prepared(raw: bytes, streamed: bool) -> RollbackPrepared:
-    prepare_lsn, end_lsn, _, timestamp, xid = struct.unpack_from(">QQqqI", raw, 2)
-    gid, at = _text(raw, 38)
-    _whole(raw, at)
-    return RollbackPrepared(prepare_lsn, end_lsn, _micros(timestamp), xid, gid)
+def _two_phase(raw: bytes, streamed: bool) -> TwoPhaseMessage:
+    return TwoPhaseMessage()
 
 
 def _origin(raw: bytes, streamed: bool) -> OriginMessage:
-    (lsn,) = _U64.unpack_from(raw, 1)
     name, at = _text(raw, 9)
     _whole(raw, at)
-    return OriginMessage(lsn, name)
+    return OriginMessage(name)
 
 
 def _relation(raw: bytes, streamed: bool) -> RelationMessage:
@@ -329,10 +283,7 @@ def _stream_stop(raw: bytes, streamed: bool) -> StreamStop:
 
 
 def _stream_abort(raw: bytes, streamed: bool) -> StreamAbort:
-    if len(raw) == 9:
-        return StreamAbort(*struct.unpack(">II", raw[1:]))
-    xid, subxid, lsn, timestamp = struct.unpack(">IIQq", raw[1:])
-    return StreamAbort(xid, subxid, lsn, _micros(timestamp))
+    return StreamAbort(*struct.unpack(">II", raw[1:]))
 
 
 _PARSERS: Final[dict[bytes, Callable[[bytes, bool], Message]]] = {
@@ -350,11 +301,7 @@ _PARSERS: Final[dict[bytes, Callable[[bytes, bool], Message]]] = {
     b"E": _stream_stop,
     b"c": _stream_commit,
     b"A": _stream_abort,
-    b"b": _prepare,
-    b"P": _prepare,
-    b"K": _commit_prepared,
-    b"r": _rollback_prepared,
-    b"p": _prepare,
+    **dict.fromkeys((b"b", b"P", b"K", b"r", b"p"), _two_phase),
 }
 
 

@@ -22,11 +22,10 @@ from tranlog.source.postgres.messages import (
     CommitMessage,
     LogicalMessage,
     MessageFormatError,
-    PrepareMessage,
-    RollbackPrepared,
     StreamAbort,
     StreamStart,
     StreamStop,
+    TwoPhaseMessage,
     parse_message,
     xid_of,
 )
@@ -183,7 +182,7 @@ class TransactionAssembler:
                 if found is None or self._current is not None:
                     raise MessageFormatError(f"the streamed transaction {xid} ends, which did not begin")
                 return self._whole(found, message, xid=xid, streamed=True)
-            case CommitMessage() | PrepareMessage() | RollbackPrepared():
+            case TwoPhaseMessage():
                 raise MessageFormatError("a step of a two-phase commit, which was not asked for")
             case _:
                 raise AssertionError(message)
