@@ -31,8 +31,8 @@ from tranlog.source.mariadb.events import (
     BinlogTable,
     EventType,
     annotation,
+    announces_checksums,
     event_name,
-    parse_format_description,
     parse_gtid,
     parse_gtid_list,
     parse_query,
@@ -263,7 +263,7 @@ def events() -> list[bytes]:
 
 
 PARSERS: dict[str, tuple[frozenset[int], Callable[[bytes], object]]] = {
-    "format": (frozenset({int(EventType.FORMAT_DESCRIPTION)}), parse_format_description),
+    "format": (frozenset({int(EventType.FORMAT_DESCRIPTION)}), announces_checksums),
     "rotate": (frozenset({int(EventType.ROTATE)}), parse_rotate),
     "gtid": (frozenset({int(EventType.GTID)}), parse_gtid),
     "gtids": (frozenset({int(EventType.GTID_LIST)}), parse_gtid_list),

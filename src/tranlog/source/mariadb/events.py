@@ -257,22 +257,13 @@ class _Reader:
 # --- the file and its position ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatDescription:
-    """The first event of a file: who wrote it, and whether checksums follow."""
-
-    server_version: str
-    checksums: bool
-
-
-def parse_format_description(event: bytes) -> FormatDescription:
-    """Read a FORMAT_DESCRIPTION event; `event` has its checksum still after it, as this one always does."""
+def announces_checksums(event: bytes) -> bool:
+    """Read a FORMAT_DESCRIPTION event: whether checksums follow. It has its own still after it, as it always does."""
     reader = _Reader(event, HEADER_BYTES, len(event), "a format description")
     version = reader.number(2)
     if version != 4:
         raise reader.fail(f"binlog format {version}; only 4 is known")
-    server_version = reader.take(50).rstrip(b"\0").decode(errors="replace")
-    reader.take(4)
+    reader.take(50 + 4)  # the server's version, and when the file was begun
     header_bytes = reader.byte()
     if header_bytes != HEADER_BYTES:
         raise reader.fail(f"event headers of {header_bytes} bytes")
@@ -281,7 +272,7 @@ def parse_format_description(event: bytes) -> FormatDescription:
     algorithm = event[-1 - CHECKSUM_BYTES]
     if algorithm not in (0, 1):
         raise reader.fail(f"checksum algorithm {algorithm}")
-    return FormatDescription(server_version=server_version, checksums=algorithm == 1)
+    return bool(algorithm)
 
 
 def parse_rotate(event: bytes) -> tuple[str, int]:
@@ -298,11 +289,9 @@ def parse_rotate(event: bytes) -> tuple[str, int]:
 
 _FL_STANDALONE = 1
 _FL_GROUP_COMMIT_ID = 2
-_FL_TRANSACTIONAL = 4
 _FL_DDL = 32
 _FL_PREPARED_XA = 64
 _FL_COMPLETED_XA = 128
-_EXTRA_MULTI_ENGINE = 1
 _EXTRA_START_ALTER = 2
 _EXTRA_COMMIT_ALTER = 4
 _EXTRA_ROLLBACK_ALTER = 8

@@ -20,9 +20,9 @@ from tranlog.source.mariadb.events import (
     HEADER_BYTES,
     EventFormatError,
     EventType,
+    announces_checksums,
     event_name,
     has_valid_checksum,
-    parse_format_description,
 )
 
 _U16: Final = struct.Struct("<H")
@@ -138,7 +138,7 @@ class EventSplitter:
                 why=f"a {event_name(event[4])} of {len(event)} bytes says that it has {announced} bytes"
             )
         if event[4] == EventType.FORMAT_DESCRIPTION:
-            self._checksums = parse_format_description(event).checksums
+            self._checksums = announces_checksums(event)
             if self._checksums and not has_valid_checksum(event):
                 raise _damaged(event)
             return event[:-4]
