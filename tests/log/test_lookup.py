@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from fix_log import PATH, append_large, fill, flip, make_fragment, open_log, open_reader, record_starts, segment_path
-from tranlog.errors import CorruptRecordError
+from fix_log import PATH, append_large, fill, make_fragment, open_log, open_reader, segment_path
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
 from tranlog.log.records.format import RecordHeader
@@ -77,26 +76,11 @@ def test_a_time_finds_the_first_in_log_order_although_times_go_back() -> None:
     for _ in range(6):
         times = [rng.randrange(1, 60) * 10 for _ in range(30)]
         with open_reader(log_of(times)) as reader:
-            bounds: dict[int, int] = {}
             for at in [0, 1, 599, 600, *(rng.randrange(610) for _ in range(20))]:
                 expected = next((seqno for seqno, one in enumerate(times, start=1) if one >= at), None)
-                for known in (None, bounds):
-                    found = find_time(reader, at, bounds=known)
-                    assert (None if found is None else found.seqno) == expected
-            assert len(bounds) > 2
-            newest = reader.index()[-1].number
-            assert newest not in bounds
-
-
-def test_what_is_known_of_closed_segments_is_not_read_again() -> None:
-    disk = log_of([100] * 30)
-    with open_reader(disk) as reader:
-        bounds: dict[int, int] = {}
-        assert find_time(reader, 101, bounds=bounds) is None
-        flip(disk, segment_path(2), record_starts(disk, 2)[2] + 4)
-        assert find_time(reader, 101, bounds=bounds) is None, "it was not looked at"
-        with pytest.raises(CorruptRecordError):
-            find_time(reader, 101)
+                found = find_time(reader, at)
+                assert (None if found is None else found.seqno) == expected
+            assert len(reader.index()) > 3
 
 
 def test_a_noop_has_no_time_of_its_own() -> None:

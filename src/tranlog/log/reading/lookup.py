@@ -10,7 +10,7 @@ Source: tokumx-replication (GTID).
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -35,10 +35,6 @@ SCANNED_EVERY: Final = 4096
 
 def _nobody(seqno: int) -> None:
     """Nobody wants to know."""
-
-
-TimeBounds = MutableMapping[int, int]
-"""The latest commit time in a segment, ms since 1970, by the segment's number. Closed segments only."""
 
 
 def parse_time(text: str) -> int:
@@ -72,28 +68,22 @@ def find_gtid(log: LogReader, gtid: Gtid) -> RecordHeader | OtherEpoch | None:
     return header if header.epoch == gtid.epoch else OtherEpoch(wanted=gtid, found=header)
 
 
-def find_time(
-    log: LogReader, at_ms: int, *, bounds: TimeBounds | None = None, scanned: Scanned = _nobody
-) -> RecordHeader | None:
+def find_time(log: LogReader, at_ms: int, *, scanned: Scanned = _nobody) -> RecordHeader | None:
     """Return the first transaction in the log whose commit time is `at_ms` or later; None if there is none.
 
     Every transaction before it has an earlier time. What stands after it may have one, too: after a source's clock
     was set back, a transaction is found where it stands and not where it would sort. No-ops carry the writer's time,
-    not a source's, and do not count. Reads headers from the front; `bounds` remembers what closed segments were seen
-    to hold, so that further searches pass over them. Raises CorruptRecordError, PurgedError, SegmentGoneError,
-    PayloadError.
+    not a source's, and do not count. Reads headers from the front. Raises CorruptRecordError, PurgedError,
+    SegmentGoneError, PayloadError.
     """
     held = log.range()
     if held.last_seqno < 0:
         return None
-    segments = log.index()
     with log.cursor() as cursor:
-        for segment in segments:
+        for segment in log.index():
             first, last = max(segment.first_seqno, held.first_seqno), min(segment.last_seqno, held.last_seqno)
-            known = None if bounds is None else bounds.get(segment.number)
-            if last < first or (known is not None and known < at_ms):
+            if last < first:
                 continue
-            latest = 0
             cursor.seek(Seqno(first))
             for seqno in range(first, last + 1):
                 if seqno % SCANNED_EVERY == 0:
@@ -103,9 +93,6 @@ def find_time(
                     return None
                 if header.tstamp >= at_ms and not cursor.current().is_noop():
                     return header
-                latest = max(latest, header.tstamp)
-            if bounds is not None and segment is not segments[-1]:
-                bounds[segment.number] = latest
     return None
 
 
