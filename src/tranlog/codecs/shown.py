@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from tranlog.clock import Clock, SystemClock
+from tranlog.clock import SYSTEM_CLOCK
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, LogReplacedError, PayloadError
@@ -292,10 +292,9 @@ def _not_there(sought: Sought) -> NotThere:
 class TungstenShown(ShownLog):
     """A directory of the Java replicator's. What it let through out of order (B7-22) is shown as it stands."""
 
-    def __init__(self, reader: TungstenReader, clock: Clock | None = None) -> None:
+    def __init__(self, reader: TungstenReader) -> None:
         self.reader = reader
         self.path = reader.path
-        self._clock = SystemClock() if clock is None else clock
 
     def ends(self) -> tuple[int, int]:
         """See ShownLog."""
@@ -391,7 +390,7 @@ class TungstenShown(ShownLog):
                 elif (why := cursor.lost()) is not None:
                     raise LogReplacedError(path=self.path, why=why)
                 else:
-                    self._clock.sleep(FOLLOW_EVERY_S)
+                    SYSTEM_CLOCK.sleep(FOLLOW_EVERY_S)
 
     def close(self) -> None:
         """See ShownLog."""

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Final, NoReturn
 import msgspec
 
 from tranlog.change import NOOP, Fragment
-from tranlog.disk import Disk, OsDisk
 from tranlog.errors import (
     ConfigError,
     LogMissingError,
@@ -96,11 +95,10 @@ class ThlPosition(msgspec.Struct, frozen=True, kw_only=True):
 class ThlSource:
     """Follows a Tungsten directory. Threads: as `Source`."""
 
-    def __init__(self, options: ThlSourceOptions, *, disk: Disk | None = None) -> None:
+    def __init__(self, options: ThlSourceOptions) -> None:
         options.check()
         self.source_id = options.source_id
         self._path = options.path
-        self._disk = OsDisk() if disk is None else disk
         self._stopped = threading.Event()
         self._reading: WholeReader | None = None
         self._last: ThlPosition | None = None
@@ -111,7 +109,7 @@ class ThlSource:
 
     def _open(self) -> TungstenReader:
         try:
-            return TungstenReader.open(self._path, disk=self._disk)
+            return TungstenReader.open(self._path)
         except NativeLogError as exc:
             raise SourceSetupError(
                 why=f"{exc.segment} of {self._path} is in tranlog's own format",

@@ -109,14 +109,12 @@ class Operation:
         report: Callable[[ApplyStatus], None] = no_report,
         run_pipeline: RunPipeline = run_apply,
         stop_engine: Callable[[], None] = stop_context,
-        kill_engine: Callable[[], None] = kill_jvm,
     ) -> None:
         self._options = options
         self._on_error = on_error
         self._report = report
         self._run_pipeline = run_pipeline
         self._stop_engine = stop_engine
-        self._kill_engine = kill_engine
         self._changed = threading.Condition()
         self._state = State.START
         self._began_ms = self._since_ms = round(time.time() * 1000)
@@ -185,7 +183,7 @@ class Operation:
             self._abort.set()
             if not self._over.wait(_ENGINE_WAIT_S):
                 logger.warning("Spark does not end, and is killed pipeline=%s", self._options.pipeline)
-                self._kill_engine()
+                kill_jvm()
 
     def _next_order(self) -> OnlineOrder | None:
         while not self._ended.is_set():
