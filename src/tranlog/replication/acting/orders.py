@@ -165,19 +165,19 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     group: str
-    id: str
+    id: str = ""
     name: str
     node: str
     state: str
-    epoch: int
-    primary: str | None
-    config: ConfigId
-    first_seqno: int
-    last: Gtid
-    durable: Gtid
-    committed: Gtid
-    fatal: str
-    members: list[MemberStatus]
+    epoch: int = 0
+    primary: str | None = None
+    config: ConfigId = ConfigId()
+    first_seqno: int = 0
+    last: Gtid = NO_GTID
+    durable: Gtid = NO_GTID
+    committed: Gtid = NO_GTID
+    fatal: str = ""
+    members: list[MemberStatus] = []
     restore: RestoreStatus | None = None
     writers_wait_for: str = ""
     lag_bytes: int = 0
@@ -313,7 +313,10 @@ class Orders:
         """Return the status of this node, and what it knows of the others. Raises GroupOrderError."""
         node = self._node
         if node.standing.state == STARTUP and node.thread is None:
-            return _status_of_none(node.options, node.node)
+            of = node.options
+            return NodeStatus(
+                group=of.group, name=of.node, node=node.node, state=STATE_NAMES[STARTUP], next_step=of.admitting
+            )
         self._check_member()
         links = {id: (one.why, 0 if one.wire is None else one.wire.version) for id, one in node.links.links.items()}
         assert node.thread is not None
@@ -568,27 +571,6 @@ def is_installed(core: Core) -> bool:
     """Whether a majority of the voters has this node's configuration."""
     having = {core.node, *(node for node, peer in core.mind.peers.items() if peer.config == core.config.id)}
     return is_elected(core.config, having)
-
-
-def _status_of_none(options: NodeOptions, node: NodeId) -> NodeStatus:
-    """Return the status of a node that is in no group yet."""
-    return NodeStatus(
-        group=options.group,
-        id="",
-        name=options.node,
-        node=node,
-        state=STATE_NAMES[STARTUP],
-        epoch=0,
-        primary=None,
-        config=ConfigId(),
-        first_seqno=0,
-        last=NO_GTID,
-        durable=NO_GTID,
-        committed=NO_GTID,
-        fatal="",
-        members=[],
-        next_step=options.admitting,
-    )
 
 
 def status_of(
