@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 from tranlog.clock import Clock
 from tranlog.errors import ConfigError
 from tranlog.findings import CheckResult, tried
-from tranlog.shard import ShardRuleKind
+from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.source import Source, TableReader
 
 KINDS: Final = {
@@ -94,6 +94,7 @@ class SourceKind(Protocol[OptionsT]):
 
     def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
         """Return the fields of the options that the section [shards] gives. Raises ConfigError."""
+        return {"shard_rule": ShardRule(kind=checked_rule(rule or self.default_rule, mapping), mapping=mapping)}
 
     def open(self, options: OptionsT) -> Source:
         """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""

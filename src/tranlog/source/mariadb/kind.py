@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
 from tranlog.clock import Clock
 from tranlog.findings import CheckResult
 from tranlog.servers.identity import IDENTITY
-from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.kinds import CapturedUpTo, SourceKind, checked_rule
+from tranlog.shard import ShardRuleKind
+from tranlog.source.kinds import CapturedUpTo, SourceKind
 from tranlog.source.mariadb.checks import examine
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.snapshot import MariadbAtOnce
@@ -25,9 +25,6 @@ class MariadbKind(SourceKind[MariadbSourceOptions]):
     default_rule = ShardRuleKind.SCHEMA
     cascades_come = False  # such tables are refused, or the option `cascades` says that the target acts as well
     once_wait_s = 2.0  # a server sends when it likes
-
-    def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
-        return {"shard_rule": ShardRule(kind=checked_rule(rule or self.default_rule, mapping), mapping=mapping)}
 
     def open(self, options: MariadbSourceOptions) -> MariadbSource:
         source = MariadbSource(options)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
 from tranlog.clock import Clock
 from tranlog.findings import CheckResult
 from tranlog.servers.identity import IDENTITY
-from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding, checked_rule
+from tranlog.shard import ShardRuleKind
+from tranlog.source.kinds import CapturedUpTo, SourceKind, SourceObject, SourceStanding
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.checks import examine, slot_note
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
@@ -26,9 +26,6 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
     options = PostgresSourceOptions
     default_rule = ShardRuleKind.SCHEMA
     once_wait_s = 2.0  # a server sends when it likes
-
-    def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
-        return {"shard_rule": ShardRule(kind=checked_rule(rule or self.default_rule, mapping), mapping=mapping)}
 
     def open(self, options: PostgresSourceOptions) -> PostgresSource:
         source = PostgresSource(options)
