@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -114,14 +115,6 @@ def _read_moment(text: str, *, zone: bool) -> Value | None:
     return Instant(micros) if zone else Datetime(micros)
 
 
-def _read_datetime(text: str) -> Value | None:
-    return _read_moment(text, zone=False)
-
-
-def _read_instant(text: str) -> Value | None:
-    return _read_moment(text, zone=True)
-
-
 def _read_time(text: str) -> Value | None:
     found = _TIME.fullmatch(text)
     if found is None:
@@ -161,8 +154,8 @@ _READ: Final[dict[LogicalType, Callable[[str], Value | None]]] = {
     LogicalType.DECIMAL: Decimal,
     LogicalType.DATE: _read_date,
     LogicalType.TIME: _read_time,
-    LogicalType.DATETIME: _read_datetime,
-    LogicalType.INSTANT: _read_instant,
+    LogicalType.DATETIME: partial(_read_moment, zone=False),
+    LogicalType.INSTANT: partial(_read_moment, zone=True),
     LogicalType.BIT: _read_bit,
     LogicalType.ENUM: EnumLabel,
     LogicalType.SET: _read_set,

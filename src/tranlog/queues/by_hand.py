@@ -65,9 +65,9 @@ def _records(files: ContainersBeside, number: int, epoch: int = 0) -> Iterator[Q
             return
 
 
-def list_containers(path: str, *, disk: Disk | None = None) -> list[ContainerLook]:
+def list_containers(path: str) -> list[ContainerLook]:
     """Return a store's containers, those in use first. Raises as `verify_store`, but for the catalogue."""
-    files = ContainersBeside(path, OsDisk() if disk is None else disk)
+    files = ContainersBeside(path, OsDisk())
     headers, scan = scan_beside(files)
     state = scan.state
     needed: dict[int, int] = {}
@@ -95,14 +95,12 @@ def list_containers(path: str, *, disk: Disk | None = None) -> list[ContainerLoo
     return found + [ContainerLook(number=number, free=True) for number in files.free]
 
 
-def dump_store(
-    path: str, *, stream: str | None = None, thing: Lsn | None = None, disk: Disk | None = None
-) -> Iterator[QueueRecord]:
+def dump_store(path: str, *, stream: str | None = None, thing: Lsn | None = None) -> Iterator[QueueRecord]:
     """Return the records: all, those of a stream, or of one message or transaction by its LSN.
 
     Raises StoreMissingError, StoreDamagedError for a damaged header. A damaged record ends the iteration.
     """
-    files = ContainersBeside(path, OsDisk() if disk is None else disk)
+    files = ContainersBeside(path, OsDisk())
     of_one_moment(files, read_headers)
     epoch = 0
     for number in files.in_use:
