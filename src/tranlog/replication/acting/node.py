@@ -140,11 +140,8 @@ def lock_node(options: NodeOptions, disk: Disk = OS_DISK) -> DiskLock:
 
 def open_log(options: NodeOptions, group: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> NodeLog:
     """Open a member's log. Raises as `MemberLog.follow`; GroupFileError if the log is of another group."""
-    log_options = replace(options.log, spill_above=min(options.log.spill_above, RECORD_BYTES_MAX))
     history = bytes.fromhex(group)
-    log = NodeLog.follow(
-        options.dir, source_id=options.node, history=history, options=log_options, disk=disk, clock=clock
-    )
+    log = _follow(options, history, disk, clock)
     if log.log.history != history:
         log.close()
         why = f"the log beside it has the history {log.log.history.hex()}, and the group {group}"
@@ -452,7 +449,7 @@ def new_node_id() -> NodeId:
     return NodeId(secrets.token_hex(8))
 
 
-def found_group(options: NodeOptions, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK) -> Stored:
+def found_group(options: NodeOptions) -> Stored:
     """Make a group of this one node, from an empty directory or a log, whose GTIDs stay. Nothing runs there.
 
     Raises ConfigError if the node is in a group already, or others could not reach it; LogLockedError; as
@@ -461,28 +458,28 @@ def found_group(options: NodeOptions, *, disk: Disk = OS_DISK, clock: Clock = SY
     check_name(options.node)
     split_address("group.listen", options.listen)
     check_reachable("group.address", options.reached_at)
-    lock = lock_node(options, disk)
+    lock = lock_node(options)
     try:
-        state = StateFile(disk, group_dir(options.dir))
+        state = StateFile(OS_DISK, group_dir(options.dir))
         known = state.load()
         if known is not None and known.group:
             raise ConfigError(option="log.dir", value=options.dir, why=f"it is of the group {known.group} already")
-        with contextlib.closing(_log_of_founder(options, disk, clock)) as log:
+        # The history is the log's own, or that of a new one.
+        with contextlib.closing(_follow(options, secrets.token_bytes(16), OS_DISK, SYSTEM_CLOCK)) as log:
             group = log.log.history.hex()
-        member = Member(node=new_node_id() if known is None else known.node, name=options.node)
-        member = Member(node=member.node, name=options.node, address=options.reached_at)
+        node = new_node_id() if known is None else known.node
+        member = Member(node=node, name=options.node, address=options.reached_at)
         config = GroupConfig(group=group, id=ConfigId(0, 1), members=(member,))
-        stored = Stored(group=group, node=member.node, config=config)
+        stored = Stored(group=group, node=node, config=config)
         state.store(stored)
         return stored
     finally:
         lock.release()
 
 
-def _log_of_founder(options: NodeOptions, disk: Disk, clock: Clock) -> NodeLog:
-    """Open a log with its own history, or a new one with a new one."""
+def _follow(options: NodeOptions, history: bytes, disk: Disk, clock: Clock) -> NodeLog:
+    """Open a member's log, or a new one of a history. Raises as `MemberLog.follow`."""
     log_options = replace(options.log, spill_above=min(options.log.spill_above, RECORD_BYTES_MAX))
-    history = secrets.token_bytes(16)
     return NodeLog.follow(
         options.dir, source_id=options.node, history=history, options=log_options, disk=disk, clock=clock
     )
