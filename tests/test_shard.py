@@ -13,12 +13,10 @@ BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
 BY_TABLE = ShardRule(kind=ShardRuleKind.TABLE)
 
 
-def verdict(rule: ShardRule, *tables: TableName, serial: bool = False) -> str:
+def verdict(rule: ShardRule, *tables: TableName) -> str:
     tally = ShardTally(rule)
     for schema, table in tables:
         tally.touch(schema, table)
-    if serial:
-        tally.make_serial()
     return tally.verdict()
 
 
@@ -37,20 +35,8 @@ def verdict(rule: ShardRule, *tables: TableName, serial: bool = False) -> str:
     ],
 )
 def test_one_shard_touched_gives_its_name(rule: ShardRule, tables: list[TableName], wanted: str) -> None:
-    """ "One shard touched: its name. Several, none, or DDL: `#UNKNOWN`." """
+    """ "One shard touched: its name. Several or none: `#UNKNOWN`." """
     assert verdict(rule, *tables) == wanted
-
-
-def test_ddl_is_serial_whatever_it_touches() -> None:
-    assert verdict(BY_SCHEMA, ("a", "t"), serial=True) == UNKNOWN_SHARD
-    assert verdict(BY_SCHEMA, serial=True) == UNKNOWN_SHARD
-
-
-def test_tables_come_in_order_of_first_touch() -> None:
-    tally = ShardTally(BY_SCHEMA)
-    for table in "cabca":
-        tally.touch("s", table)
-    assert tally.tables == (("s", "c"), ("s", "a"), ("s", "b"))
 
 
 def test_a_map_goes_by_table_then_schema_then_default() -> None:

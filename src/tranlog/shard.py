@@ -78,32 +78,22 @@ def foreign_key_groups(edges: Iterable[tuple[TableName, TableName]]) -> dict[Tab
 class ShardTally:
     """Collects what one transaction touches and gives its verdict. One per transaction; not for threads."""
 
-    __slots__ = ("_rule", "_serial", "_shards", "_tables")
+    __slots__ = ("_rule", "_shards", "_tables")
 
     def __init__(self, rule: ShardRule) -> None:
         self._rule = rule
-        self._tables: dict[TableName, None] = {}
+        self._tables: set[TableName] = set()
         self._shards: set[str] = set()
-        self._serial = False
 
     def touch(self, schema: str, table: str) -> None:
         """Note a row change of a table."""
         name = (schema, table)
         if name not in self._tables:
-            self._tables[name] = None
+            self._tables.add(name)
             self._shards.add(self._rule.shard_of(schema, table))
 
-    def make_serial(self) -> None:
-        """Note something that no shard owns: DDL, a statement."""
-        self._serial = True
-
-    @property
-    def tables(self) -> tuple[TableName, ...]:
-        """The tables touched, in order of first touch."""
-        return tuple(self._tables)
-
     def verdict(self) -> str:
-        """Return the one shard touched, or `#UNKNOWN` for several, none, or anything serial."""
-        if self._serial or len(self._shards) != 1:
+        """Return the one shard touched, or `#UNKNOWN` for several or none."""
+        if len(self._shards) != 1:
             return UNKNOWN_SHARD
         return next(iter(self._shards))
