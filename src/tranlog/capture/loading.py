@@ -345,7 +345,8 @@ class Loading:
         left = request.rows_there - request.progress.rows - rows
         seconds_left = left / rate if left > 0 and rate else None
         self._request = msgspec.structs.replace(request, rows_per_s=rate, seconds_left=seconds_left)
-        self._not_before = max(now, self._chunk_ended + rows / most) if most else now
+        begun = max(self._chunk_ended, self._not_before)  # a rest before it was the chunk's before it
+        self._not_before = max(now, begun + rows / most) if most else now
         self._chunk_ended = now
 
     def _step(
