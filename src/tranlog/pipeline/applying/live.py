@@ -22,7 +22,14 @@ from tranlog.errors import TargetError, TranlogError
 from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.applying.loading import LoadingTables
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
-from tranlog.pipeline.filters.comparison import SplitSum, TableSum, compare_shown, row_differences, sent_rows
+from tranlog.pipeline.filters.comparison import (
+    NOT_MADE,
+    SplitSum,
+    TableSum,
+    compare_shown,
+    row_differences,
+    sent_rows,
+)
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filter_text import filters_hash
 from tranlog.pipeline.rules.loading import waiting
@@ -287,7 +294,7 @@ class _Judging:
         comparison = compare_shown(self._owner.chain(), table)
         notes = () if comparison is None else comparison.notes
         if not here.is_there:
-            notes += ("it has no rows at the source, and is not at the target yet",)
+            notes += (NOT_MADE,)
         detail = VerdictDetail(
             source_rows=ours.rows,
             target_rows=here.total.rows,

@@ -162,6 +162,10 @@ def compare_shown(chain: Chain, table: TableMap) -> Comparison | None:
     return Comparison(source=table, compared=shown, row=row, keeps=found.keeps, notes=tuple(notes))
 
 
+NOT_MADE: Final = "it has no rows at the source, and is not at the target yet"
+"""The note of a table that is equal without being there: `ddl = "follow"` makes one with its first row."""
+
+
 class SplitSum:
     """A table's sum, and the rows of some of its buckets, of one pass. `rows`: None where they are too many.
 

@@ -14,6 +14,7 @@ from typing import Final
 from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TargetTableError
 from tranlog.pipeline.filters.comparison import (
+    NOT_MADE,
     Comparison,
     RowDifference,
     TableSum,
@@ -100,6 +101,9 @@ def _verify_table(
     try:
         theirs = _sum_up(table, target.blocks(table), there, report)
     except TargetTableError as exc:
+        if not ours.rows and target.keys((table.schema, table.table)) is None:
+            unmade = replace(comparison, notes=(*comparison.notes, NOT_MADE))
+            return _verdict(unmade, ours, theirs, equal=True)
         return _verdict(comparison, ours, theirs, problem=exc.why)
     buckets = ours.differing(theirs)
     if not buckets or not differences:
