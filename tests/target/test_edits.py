@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fix_target import table
+from fix_target import column, table
 from tranlog.change import Column
-from tranlog.target.binding import TargetColumn
+from tranlog.target.binding import TargetColumn, TargetTable
 from tranlog.target.dialect import Dialect
-from tranlog.target.edits import widened
+from tranlog.target.edits import Behind, behind, widened
 from tranlog.target.mariadb_dialect import MARIADB
 from tranlog.target.postgres_dialect import POSTGRES
 from tranlog.target.sqlite_dialect import SQLITE
@@ -81,3 +81,16 @@ def test_a_column_here_needs_a_wider_type(
 def test_a_column_here_stays_as_it_is(dialect: Dialect, source: str, logical: LogicalType, here: str) -> None:
     """It holds all that; or none is known that does; or SQLite says it, whose columns hold numbers of any size."""
     assert wider(dialect, source, logical, here) == ""
+
+
+def test_a_table_that_keeps_old_versions_gets_no_columns() -> None:
+    """The server's own period is not among its columns; the refusal that says what to do comes after this."""
+    names = ("id", "row_start", "row_end")
+    versioned = table("t", *[column(name, INTEGER, "int(11)") for name in names])
+    there = TargetTable(
+        columns={"id": TargetColumn(name="id", type_name="int", category="integer", declared="int(11)")},
+        unique=frozenset(),
+        place="",
+        period=frozenset({"row_start", "row_end"}),
+    )
+    assert behind(MARIADB, versioned, there, lambda: None) == Behind()

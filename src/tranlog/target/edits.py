@@ -163,8 +163,10 @@ def behind(
 
     `added` returns the names of columns, in lower case, of which it is known what they hold in the rows that are here:
     a literal, or NULL (empty); None while there are no rows. It is asked only where a column is missing. Of others no
-    table map tells.
+    table map tells. A table that keeps old versions by itself is refused, and lacks nothing.
     """
+    if here.period & {one.name for one in table.columns}:
+        return Behind()
     name = dialect.table_name(table)
     found = {dialect.one_column(one.name): one for one in here.columns.values()}
     lacking = [at for at, one in enumerate(table.columns) if dialect.one_column(one.name) not in found]
