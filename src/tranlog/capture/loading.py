@@ -145,7 +145,9 @@ class Loading:
         logger.warning(
             "changes of tables are not in the log, and targets pass over them until these are loaded again: %s "
             "tables=%s why=%s event_id=%s",
-            "a load follows" if covered else load_again(names),
+            "a load follows"
+            if covered
+            else f"{load_again(names)} (`tranlog status` adds what foreign keys join to them)",
             ",".join(names),
             gap.reason,
             fragment.event_id,

@@ -363,7 +363,10 @@ class SqlRows:
                 seqno=seqno,
                 remedy=f"Empty it here and start again; or leave the transaction out, and replace the rows: {again}",
             )
-        remedy = "Load the tables that refer to it in the same load, by --tables"
+        remedy = (
+            "Load the tables that refer to it in the same load, by --tables, and pass over this one: `tranlog position "
+            f"set {seqno}` and start again, or, where the process has stayed, `tranlog online --skip-seqno {seqno}`"
+        )
         if losing := self._losing_beyond(table, beside):
             why = (
                 "its rows cannot be deleted for the load that begins: foreign keys would delete or change rows of "

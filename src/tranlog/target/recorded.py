@@ -70,7 +70,13 @@ def rule(
     why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
     if source == kind:
         why = f"{kind} records a text as it was sent, which may hold more than DDL, and rows that come by themselves"
-    raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
+    error = DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
+    if not statement.ddl:  # which no option passes over
+        error.remedy = (
+            f"Do at the target what it did, then `tranlog position set {unit.seqno}` and start again; or, where the "
+            f"process has stayed, `tranlog online --skip-seqno {unit.seqno}`"
+        )
+    raise error
 
 
 def source_of(unit: ApplyUnit) -> str:
