@@ -214,14 +214,14 @@ def test_the_human_form_tells_all_parts() -> None:
 
 
 def test_up_to_where_tables_are_verified() -> None:
-    """Those that are equal in one line, each other with what its last verification found."""
+    """Those that are equal in one line, which names the one that was longest not verified: it may be gone."""
     verdicts = [
         VerdictRow(table=f"s.{name}", verify="2", seqno=Seqno(9), token=1, verdict=verdict, verified_through=Seqno(to))
         for name, verdict, to in (("a", EQUAL, 9), ("b", EQUAL, 7), ("c", DIFFERS, 5), ("d", OPEN, -1))
     ]
     status = status_of(None, log_state(), replace(pipeline_state(17), verdicts=tuple(verdicts)))
     shown = list(status_lines(status))
-    first = shown.index("          2 tables verified through seqno 7")
+    first = shown.index("          2 tables verified through seqno 7 (s.b) or later, up to 9")
     assert shown[first + 1 : first + 3] == [
         "          s.c: differs at seqno 9, verified through seqno 5",
         "          s.d: no verdict yet at seqno 9, never equal before",

@@ -294,8 +294,10 @@ def _log_lines(log: LogState, now: int) -> Iterator[str]:
 def _verified_lines(verdicts: Sequence[VerdictRow]) -> Iterator[str]:
     """Say up to where tables were equal: all in one line, and each whose last verdict is another in one of its own."""
     others = [one for one in verdicts if one.verdict != EQUAL]
-    if equal := [one.verified_through for one in verdicts if one.verdict == EQUAL]:
-        yield f"{len(equal)} tables verified through seqno {min(equal)}"
+    if equal := sorted([(one.verified_through, one.table) for one in verdicts if one.verdict == EQUAL]):
+        (least, table), most = equal[0], equal[-1][0]
+        beyond = f" ({table}) or later, up to {most}" if most > least else ""
+        yield f"{len(equal)} tables verified through seqno {least}{beyond}"
     for one in others:
         said = "no verdict yet" if one.verdict == OPEN else one.verdict
         through = one.verified_through
