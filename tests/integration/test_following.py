@@ -726,7 +726,7 @@ the source's own kind (MariaDB, SQLite) runs the statement, unless the option is
 - **held**: the source took something away, and here it stays. A warning and `tranlog status` name it.
 - **stops at the statement**: nothing of it was applied. The error has the statement, its seqno and the reason. Do by
   hand what it did, then `tranlog online --skip-seqno SEQNO`. DDL that takes rows away, and is not held, stops while
-  they are here.
+  they are here; TRUNCATE, at another kind, in any case.
 - **stops at the row**: the table or the value does not fit. The error has the seqno and, for a column that is missing,
   the statement that adds it. Run it, start again, and bring what it holds in older rows by
   `tranlog load --replace --tables TABLE`.

@@ -155,3 +155,13 @@ def test_a_copy_that_was_replaced_writes_nothing_more(
         copy(ends)
     found = tables_of(ends[1])
     assert found == tables_of(ends[0]) if ended else found["items"] == [], "as the other one had left it"
+
+
+def test_what_the_target_refuses_is_to_be_mended_on_either_side(ends: tuple[str, str]) -> None:
+    """As a foreign key of a circle, which no order of tables serves."""
+    with closing(apsw.Connection(ends[1])) as db:
+        db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, name TEXT CHECK (name <> 'c'))")
+    with pytest.raises(
+        TargetTableError, match=r"\(id=3\): .*at the target \(make a foreign key of a circle.* after the copy"
+    ):
+        copy(ends)

@@ -188,7 +188,10 @@ class _Copy:
         try:
             self.target.apply([unit], advance)
         except ConflictError as exc:
-            remedy = "Mend the row at the source, or leave its table out by --tables, and copy again"
+            remedy = (
+                "Mend the row at the source, or what refuses it at the target (make a foreign key of a circle, or of a "
+                "table to itself, after the copy), or leave its table out by --tables, and copy again"
+            )
             raise TargetTableError(table=exc.table, why=f"the row {exc.key}: {exc.why}", remedy=remedy) from exc
 
 

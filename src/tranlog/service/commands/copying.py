@@ -102,7 +102,8 @@ def _refuse_source(origin: DatabaseUrl, into: DatabaseUrl) -> str:
     here, there = origin.source(), into.target()
     found = source_kind(here.kind).identity(here)
     if origin.kind == into.kind and is_there(there) and identity_of(there) == found:
-        raise ConfigError(option="TARGET_URL", value=None, why="it is the source; name another database")
+        other = "server, since tables keep their database" if origin.kind == "mariadb" else "database"
+        raise ConfigError(option="TARGET_URL", value=None, why=f"it is the source; name another {other}")
     return found
 
 
