@@ -116,6 +116,32 @@ def test_a_load_is_told_what_to_do_and_shown_with_what_is_left(
 
 
 @pytest.mark.long
+def test_a_load_that_would_stop_the_pipeline_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By rows at the target, under the name that the filters give the table; another pipeline's target is not known."""
+    rename = '[[filter]]\nkind = "rename"\ntable = "main.items"\nto = "main.goods"\n'
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"') + rename)
+    assert run("capture", "--once") == 0
+    with apsw.Connection("target.db") as db:
+        db.execute("CREATE TABLE items(id INTEGER PRIMARY KEY, n); INSERT INTO items VALUES(1, 1)")
+        db.execute("CREATE TABLE goods(id INTEGER PRIMARY KEY, n); INSERT INTO goods VALUES(1, 1)")
+    for words in (("main.items",), ("all",), ("main.bare,main.items", "--pipeline", "tranlog")):
+        assert run("load", "--tables", *words) == 2
+        assert "--tables = 'main.items': it has rows at the target" in capsys.readouterr().err
+    for words in (("--replace",), ("--pipeline", "tranlog", "--pause")):
+        assert run("load", *words) == 2
+        assert "name its tables by --tables" in capsys.readouterr().err
+    assert run("load") == 0
+    assert "no load is under way" in capsys.readouterr().out
+    assert run("load", "--tables", "main.items", "--pipeline", "another") == 0
+    assert run("capture", "--once") == 0
+    assert run("load", "--tables", "main.items", "--replace") == 0
+    assert run("capture", "--once") == 0
+    with apsw.Connection("target.db") as db:
+        db.execute("DELETE FROM goods")
+    assert run("load", "--tables", "main.items") == 0
+
+
+@pytest.mark.long
 def test_what_is_no_load_is_refused_before_anything_is_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

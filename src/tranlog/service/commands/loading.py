@@ -12,16 +12,22 @@ from typing import Annotated
 import typer
 
 from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
+from tranlog.change import TableMap
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError, SourceError
+from tranlog.errors import ConfigError, SourceError, TargetTableError, TargetUnavailableError
+from tranlog.ids import Seqno
 from tranlog.loads import ANY_PIPELINE
+from tranlog.pipeline.filters.comparison import compare_shown
+from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.upkeep.verify import select_tables
 from tranlog.service.commands.orders import config_of
+from tranlog.service.config.config import Config
 from tranlog.service.config.sections import LOADABLE
 from tranlog.service.frame.command import AsJson, answer, flag, option
 from tranlog.service.show.loads import load_text
 from tranlog.source.kinds import SourceOptions, source_kind
+from tranlog.target.options import is_there, open_target
 
 
 def load(
@@ -55,6 +61,8 @@ def load(
     open_readable(config.log_dir).close()  # so that there is one
     if pause and resume:
         raise typer.BadParameter("--pause and --resume exclude each other", param_hint="--pause")
+    if tables is None and (replace or pipeline is not None):
+        raise typer.BadParameter("is of a new load; name its tables by --tables", param_hint="--replace, --pipeline")
     if tables is not None:
         if give_up or which is not None:
             why = "asks for a new load; tell one that is under way without it: --load ID --give-up"
@@ -67,8 +75,9 @@ def load(
         wrong = [name for name in names if "." not in name and name != "all"]
         if wrong or not names:
             raise typer.BadParameter("a table is named schema.table; all means all", param_hint="--tables")
-        if "all" not in names:
-            _check_tables(source, names)
+        wanted = _wanted_tables(source, () if "all" in names else names)
+        if not replace and pipeline in (None, config.pipeline.apply.pipeline):
+            _check_target(config, wanted)
         now = SystemClock().now_ms()
         request = LoadRequest(
             load=str(now),
@@ -88,8 +97,29 @@ def load(
     answer({"loads": found}, map(load_text, found) if found else "no load is under way", as_json)
 
 
-def _check_tables(source: SourceOptions, names: Sequence[str]) -> None:
-    """Raise ConfigError for a table that the source does not have; a source that does not answer is left to capture."""
+def _wanted_tables(source: SourceOptions, names: Sequence[str]) -> list[TableMap]:
+    """Return the tables of a load, all for no names; none where the source does not answer, which is capture's to say.
+
+    Raises ConfigError for a table that the source does not have.
+    """
     with suppress(SourceError), closing(source_kind(source.kind).tables(source)) as reader:
         known, beside = reader.tables(), reader.beside()
-        select_tables(known, [name for name in names if name not in beside], option="--tables")
+        found = select_tables(known, [name for name in names if name not in beside], option="--tables")
+        return [table for table in found if not names or table.name in names]
+    return []
+
+
+def _check_target(config: Config, tables: Sequence[TableMap]) -> None:
+    """Raise ConfigError for a table that has rows at the target, where the pipeline would stop at the load."""
+    if config.target is None or not is_there(config.target):
+        return
+    chain = Chain(config.pipeline.apply.filters)
+    with suppress(TargetUnavailableError), closing(open_target(config.target)) as target:
+        for table in tables:
+            compared = compare_shown(chain, table)
+            try:
+                if compared is not None:
+                    target.rows.begin_load(compared.compared, Seqno(0), replace=False)
+            except TargetTableError as exc:
+                why = "it has rows at the target, and the pipeline would stop there; --replace deletes them first"
+                raise ConfigError(option="--tables", value=table.name, why=why) from exc
