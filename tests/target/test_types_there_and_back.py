@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from uuid import UUID
 
@@ -182,9 +183,15 @@ def test_a_value_that_does_not_fit_stops_by_name(bench: Bench) -> None:
 )
 def test_a_column_of_a_type_that_changes_values_is_refused(bench: Bench, declared: dict[str, str], col: Column) -> None:
     tab = table("t", ID, col, schema="main")
-    sql = f"CREATE TABLE t (id INTEGER PRIMARY KEY, v {declared.get(bench.target.kind) or declared['']})"
+    named = "t" if bench.target.kind == "sqlite" else "main.t"
+    shape = declared.get(bench.target.kind) or declared[""]
+    sql = f"CREATE TABLE {named} (id INTEGER PRIMARY KEY, v {shape})"
     if bench.target.kind != "sqlite":
-        sql = sql.replace("TABLE t", "TABLE main.t").replace("CREATE", "CREATE SCHEMA main; CREATE", 1)
+        bench.session.run_script("CREATE SCHEMA main")
     bench.session.run_script(sql)
-    with pytest.raises(TargetTableError, match=r"main\.t \(seqno 0\): column v is (declared )?"):
+    with pytest.raises(TargetTableError, match=r"main\.t \(seqno 0\): column v is (declared )?") as caught:
         bench.apply([insert(tab, (1, None))])
+    told = re.fullmatch("Make the column (.+) here, and start again", caught.value.remedy)
+    assert told is not None
+    bench.session.run_script(f"DROP TABLE {named}; {sql.replace(shape, told[1])}")
+    bench.apply([insert(tab, (1, None))])

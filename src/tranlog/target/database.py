@@ -306,7 +306,8 @@ class SqlRows:
             try:
                 self.dialect.accepts(source, column)
             except MismatchError as exc:
-                raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+                remedy = f"Make the column {self.dialect.column_type(table, index)} here, and start again"
+                raise TargetTableError(table=table.name, why=str(exc), seqno=seqno, remedy=remedy) from exc
             columns.append(BoundColumn(index=index, name=name, source=source, target=column))
         return target, columns
 
