@@ -11,7 +11,7 @@ import pytest
 
 from tranlog.service.commands import cli
 from tranlog.source.sqlite import connect
-from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
+from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress, PostgresServer
 
 pytestmark = pytest.mark.integration
 
@@ -172,6 +172,27 @@ def test_sqlite_to_mariadb(
     assert code == 4 and "target    PROBLEM" in out
     assert PASSWORD not in shown + out + err
     mariadb_target.execute(f"DROP USER {own}")
+
+
+def test_what_is_said_of_tables_of_a_postgres_at_a_postgres(
+    postgres_source: PostgresServer,
+    postgres_source_database: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its log holds no DDL that a target runs, so no table is made that apply would stop at."""
+    dsn = postgres_source.dsn(postgres_source_database)
+    conf = tmp_path / "tranlog.toml"
+    conf.write_text(f"""
+source = {{ kind = "postgres", dsn = "{dsn}", identity = "key", publication = "mine" }}
+log = {{ dir = "log" }}
+target = {{ kind = "postgres", dsn = "{dsn}" }}
+""")
+    sql = "CREATE TABLE item (id INT PRIMARY KEY); CREATE PUBLICATION mine FOR TABLE item"
+    postgres_source.execute(sql, database=postgres_source_database)
+    code, out, err = run(conf, "tables create --from source", capsys)
+    assert code == 0, err
+    assert (out, err) == ("-- public.item already exists\n", "")
 
 
 def test_another_history_is_accepted_by_word_alone(

@@ -96,7 +96,7 @@ from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.parallelism import critical_path
 from tranlog.service.upkeep.segments import log_app
 from tranlog.source.kinds import source_kind
-from tranlog.target.options import create_statements, open_target
+from tranlog.target.options import create_statements, open_target, runs_ddl_of
 from tranlog.target.target import ChannelRow
 
 logger = logging.getLogger(__name__)
@@ -586,7 +586,7 @@ def tables_create(
             say(f"tables: {table.name} has no primary key; its rows are matched by all their values, which is slow")
         for statement in shown[table.name]:
             print(f"{statement};")
-    if tables and options.ddl != "ignore" and config.source is not None and config.source.kind == options.kind:
+    if tables and options.ddl != "ignore" and config.source and config.source.kind in runs_ddl_of(options.kind):
         say('tables: apply runs the log\'s DDL itself here, and stops at an existing table; set ddl = "ignore"')
     if not tables:
         say(f"tables: the {from_} has no tables" + (", as far as its changes tell" if from_ == "log" else ""))
