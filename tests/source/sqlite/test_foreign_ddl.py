@@ -359,16 +359,26 @@ def test_a_dropped_column_is_refused_to_the_program(capture: Capture, program: P
     ],
 )
 def test_what_cannot_be_followed_is_one_error(
-    path: Path, capture: Capture, program: Program, statements: Sequence[str], table: str, said: str
+    path: Path,
+    capture: Capture,
+    program: Program,
+    statements: Sequence[str],
+    table: str,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It names the table and what to run; afterwards capture goes on after what it has, and nothing is lost of it."""
-    program.run("INSERT INTO t VALUES(30, 'before', 1)", *statements)
+    """It names the table and what to run, which names the others whose rows the log lacks; what it has is not lost."""
+    program.run("INSERT INTO t VALUES(30, 'before', 1)", *statements, "CREATE TABLE u(id INTEGER PRIMARY KEY)")
     for _ in range(2):
         with pytest.raises(ForeignWriterError, match=rf"main\.{table} .*{said}") as caught:
             capture.read()
         assert f"install('{path}')" in str(caught.value) and f"--replace --tables main.{table}" in str(caught.value)
     install(path)
+    assert f"tranlog load --replace --tables main.{table},main.u " in caplog.text
     assert len([*capture.source.read(0)]) == 1
+    caplog.clear()
+    install(path)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

@@ -341,5 +341,5 @@ def _remedy(name: str, path: str) -> str:
     program = f'python3 -c "from tranlog.source.sqlite import install; install({path!r})"'
     return (
         f"Run {program}, then start `tranlog capture` and run `tranlog load --replace --tables {SCHEMA}.{name}`, "
-        "which brings the rows that it has missed"
+        "with the other tables that the first command has named: it brings the rows that were missed"
     )

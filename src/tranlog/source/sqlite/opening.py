@@ -7,6 +7,7 @@ for some microseconds at a time; so one of two writers can wait for ever. A try 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,10 +19,22 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
 from tranlog.source.sqlite.claim import PROGRESS_SUFFIX
 from tranlog.source.sqlite.libraries import check_alone, watch
-from tranlog.source.sqlite.raw import OUTBOX_TABLE
-from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE, install_in, read_installed, register_guard
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA
+from tranlog.source.sqlite.schema import (
+    GUARD_PREFIX,
+    SOURCE_TABLE,
+    has_table,
+    install_in,
+    noted_marks,
+    read_installed,
+    read_schema,
+    register_guard,
+    table_marks,
+)
 from tranlog.source.sqlite.statement import quote
 from tranlog.source.sqlite.triggers import CAPTURE_PREFIX, TABLES_TABLE
+
+logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.001
 _WAL_BYTES = 64 << 20
@@ -126,13 +139,23 @@ def db_transaction(db: apsw.Connection, *, write: bool) -> Iterator[None]:
 def install(path: str | os.PathLike[str], *, by_trigger: bool | None = None) -> str:
     """Prepare a database for capture and return its uuid; adopt tables that a foreign program has made.
 
-    Rows that such a table holds by now are taken for known to the target: copy them there first. `by_trigger`: whether
-    triggers capture what foreign programs write; None leaves it as it is, at first so that they are refused.
+    Rows that such a table holds by now are taken for known to the target: copy them there first, or load the tables,
+    which a warning names, afterwards. `by_trigger`: whether triggers capture what foreign programs write; None leaves
+    it as it is, at first so that they are refused.
     """
     db, _ = open_database(os.fspath(path), busy_timeout_s=10.0, clock=SystemClock())
     try:
+        adopted: list[str] = []
         with db_transaction(db, write=True):
+            if has_table(db, SCHEMA, SOURCE_TABLE):
+                noted, left = noted_marks(db), read_schema(db).unguarded
+                marks = table_marks(db)
+                adopted = sorted(left.union([name for name in marks if marks[name] != noted.get(name)]))
             install_in(db, by_trigger=by_trigger)
+        if adopted:
+            names = ",".join([f"{SCHEMA}.{name}" for name in adopted])
+            said = "the log lacks what foreign programs did to tables: tranlog load --replace --tables %s path=%s"
+            logger.warning(said, names, path)
         installed = read_installed(db, os.fspath(path))
         assert installed is not None
         return installed.uuid
