@@ -318,7 +318,7 @@ def test_a_pipeline_that_hangs_holds_up_nobody(held: Held, monkeypatch: pytest.M
 def test_no_pipeline_is_running(told: Tell, line: str) -> None:
     code, out, err = told(line)
     assert (code, out) == (4, "")
-    assert "nobody listens there. Start one with `tranlog apply`" in err
+    assert "nobody listens there. Start one with `tranlog apply`" in err and "`tranlog apply --offline`" in err
 
 
 def test_an_unknown_service(told: Tell) -> None:

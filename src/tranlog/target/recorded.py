@@ -70,13 +70,10 @@ def rule(
     why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
     if source == kind:
         why = f"{kind} records a text as it was sent, which may hold more than DDL, and rows that come by themselves"
-    error = DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
-    if not statement.ddl:  # which no option passes over
-        error.remedy = (
-            f"Do at the target what it did, then `tranlog position set {unit.seqno}` and start again; or, where the "
-            f"process has stayed, `tranlog online --skip-seqno {unit.seqno}`"
-        )
-    raise error
+    remedy = f"Do at the target what it did, then `tranlog position set {unit.seqno}`"
+    if statement.ddl and not (found and found.emptied):
+        remedy += ', or set ddl = "ignore"'
+    raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why, remedy=remedy)
 
 
 def source_of(unit: ApplyUnit) -> str:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 15.0
 """How much longer than its request a caller waits for the answer."""
-_START: Final = "Start one with `tranlog apply` or `tranlog run`, or use --host for its address"
+_START: Final = (
+    "Start one with `tranlog apply` or `tranlog run`, or `tranlog apply --offline` to say first how it goes on, "
+    "or use --host for its address"
+)
 NODE_START: Final = "Start the node with `tranlog node run`, or use --host for its address"
 _NEWER: Final = "Use the release that the pipeline runs with"
 _AGAIN: Final = "See whether its process runs, and take the message again"
