@@ -150,6 +150,8 @@ def test_a_writer_is_waited_for_a_day_at_most(tmp_path: Path) -> None:
         ('[pipeline]\nchannels = 1\nname = "a/b"', "x.toml:7: pipeline.name = 'a/b': a pipeline's name is"),
         ('[service]\nname = "a/b"', "x.toml:6: service.name = 'a/b': a pipeline's name is"),
         ('[pipeline]\nparallelization = "memory"\n[shards]\nby = "writes"', "x.toml:8: shards.by = 'writes': "),
+        ('[shards.channels]\n"a.b" = 7', "x.toml:5: shards.channels = {'a.b': 7}: channels are numbered 0 to 3"),
+        ('[source]\nkind = "mariadb"\nstart = "x"', "x.toml:7: source.start = 'x': not a MariaDB GTID"),
     ],
 )
 def test_an_error_names_the_key_and_not_the_component_s_word_for_it(text: str, told: str, tmp_path: Path) -> None:

@@ -125,10 +125,10 @@ class ShardPlan:
         for shard, channel in self.mapping:
             if not 0 <= channel < self.channels:
                 why = f"channels are numbered 0 to {self.channels - 1}"
-                raise ConfigError(option=f"shard map, shard {shard!r}", value=channel, why=why)
+                raise ConfigError(option="shard map", value={shard: channel}, why=why)
             if shard in self.serial or shard == UNKNOWN_SHARD:
                 why = "a serial shard runs on channel 0, alone; take it out of the map or out of the serial list"
-                raise ConfigError(option=f"shard map, shard {shard!r}", value=channel, why=why)
+                raise ConfigError(option="shard map", value={shard: channel}, why=why)
 
     def text(self) -> str:
         """Return the rule as `tranlog_pipeline.shard_rule` stores it, without the number of channels."""

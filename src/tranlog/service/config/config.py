@@ -39,6 +39,7 @@ _KEY_OF: Final = {
     "shard by": "shards.by",
     "shard default": "shards.default",
     "shard keys": "shards.keys",
+    "shard map": "shards.channels",
 }
 """What components name in their own words, and the key that gives it."""
 NO_OPTIONS: Final[Mapping[str, tuple[str, Any]]] = {}
@@ -231,7 +232,9 @@ class _Making:
             if exc.option.startswith(self.reading.file):
                 raise
             known = exc.option.partition(".")[0] in NAMES
-            dotted = _KEY_OF.get(exc.option, exc.option if known else f"{section}.{exc.option}")
+            dotted = exc.option if known else f"{section}.{exc.option}"
+            if section != "source":  # whose `start` is a key
+                dotted = _KEY_OF.get(exc.option, dotted)
             if dotted == "pipeline.name" and not self.values.pipeline.name:
                 dotted = "service.name"  # its default
             raise self.reading.refusal(dotted, exc.value, exc.why) from exc
