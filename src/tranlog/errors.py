@@ -563,7 +563,7 @@ class TargetTableError(TargetError):
     table: str
     why: str
     seqno: int | None = None
-    remedy: str = "Create it, or run `tranlog tables create`"
+    remedy: str = "Create it, or run `tranlog tables create`; with `--from source` that makes all tables of a load"
 
     def __str__(self) -> str:
         where = "" if self.seqno is None else f" (seqno {self.seqno})"

@@ -313,7 +313,9 @@ def test_columns_that_only_the_target_has_keep_their_defaults(bench: Bench) -> N
 
 
 def test_a_missing_table_or_column_is_named_with_the_seqno(bench: Bench) -> None:
-    with pytest.raises(TargetTableError, match=r"shop\.items \(seqno 0\).*no such table.*tables create") as caught:
+    with pytest.raises(
+        TargetTableError, match=r"shop\.items \(seqno 0\).*no such table.*create.*--from source"
+    ) as caught:
         bench.apply([insert(ITEMS, row(1))])
     assert caught.value.seqno == 0
     assert bench.stored_seqno() == -1

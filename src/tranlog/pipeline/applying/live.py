@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Options, TableMap, TableName
-from tranlog.errors import TargetError, TranlogError
+from tranlog.errors import TargetError, TargetTableError, TranlogError
 from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.applying.loading import LoadingTables
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
@@ -285,8 +285,8 @@ class _Judging:
             return NOT_JUDGED, VerdictDetail(why=side)
         ours = TableSum.unpack(here.table, given.sums)
         if ours.rows and not here.is_there:
-            remedy = "Create it, or run `tranlog tables create`"
-            return NOT_JUDGED, VerdictDetail(why=f"at the target: {here.table.name}: there is no such table. {remedy}")
+            missing = f"at the target: {here.table.name}: there is no such table. {TargetTableError.remedy}"
+            return NOT_JUDGED, VerdictDetail(why=missing)
         buckets = ours.differing(here.total)
         differences = []
         if given.rows is not None and here.rows is not None:
