@@ -126,7 +126,8 @@ def test_a_load_that_would_stop_the_pipeline_is_refused(folder: Path, capsys: py
         db.execute("CREATE TABLE goods(id INTEGER PRIMARY KEY, n); INSERT INTO goods VALUES(1, 1)")
     for words in (("main.items",), ("all",), ("main.bare,main.items", "--pipeline", "tranlog")):
         assert run("load", "--tables", *words) == 2
-        assert "--tables = 'main.items': it has rows at the target" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "--tables = 'main.items': the pipeline would stop at it: its load begins, and it has rows" in said
     for words in (("--replace",), ("--pipeline", "tranlog", "--pause")):
         assert run("load", *words) == 2
         assert "name its tables by --tables" in capsys.readouterr().err

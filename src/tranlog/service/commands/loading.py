@@ -121,5 +121,5 @@ def _check_target(config: Config, tables: Sequence[TableMap]) -> None:
                 if compared is not None:
                     target.rows.begin_load(compared.compared, Seqno(0), replace=False)
             except TargetTableError as exc:
-                why = "it has rows at the target, and the pipeline would stop there; --replace deletes them first"
+                why = f"the pipeline would stop at it: {exc.why}; --replace deletes rows first that are at the target"
                 raise ConfigError(option="--tables", value=table.name, why=why) from exc
