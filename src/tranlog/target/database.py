@@ -738,7 +738,10 @@ def _why(change: RowChange, affected: int) -> str:
     if change.op == Op.INSERT:
         return "the row was not inserted: a trigger at the target took it away"
     if affected == 0 and change.table.primary_key:
-        return "no row at the target has this key (or a trigger there held the change back)"
+        return (
+            "no row at the target has this key (or a trigger there held the change back, or a foreign key's ON DELETE "
+            "or ON UPDATE took the row, which `tranlog doctor` tells)"
+        )
     if affected == 0:
         return "no row at the target equals the row as it was before"
     return f"{affected} rows at the target were hit where one was to be"
