@@ -124,7 +124,7 @@ CASCADE = PlannedTable(table=ORDERS, why="ON DELETE CASCADE", serial_on=int(Oper
         (
             {},
             writes(tables=(WrittenTable(table=STOCK, keys=frozenset(), operations=Operations.INSERT),)),
-            "shop.stock: without a key",
+            "shop.stock: without a key, or the first of it that capture saw",
         ),
         ({"missed": (ORDERS,)}, writes(), "shop.orders: a dependency was missed"),
         ({"tables": (ODD,)}, writes(), "shop.orders: a key of the target that the source does not tell"),

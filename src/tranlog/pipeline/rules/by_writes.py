@@ -256,7 +256,7 @@ def alone_for(writes: Writes) -> str:
     if writes.kind is not WriteKind.ROWS:
         return _SERIAL_KINDS[writes.kind]
     keyless = next((".".join(written.table) for written in writes.tables if not written.keys), "")
-    return f"{keyless}: without a key" if keyless else ""
+    return f"{keyless}: without a key, or the first of it that capture saw" if keyless else ""
 
 
 class Assignment:
