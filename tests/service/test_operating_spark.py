@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,6 @@ def words_of(command: str) -> list[str]:
     return {"tranlog": [sys.executable, "-m", "tranlog"], "python": [sys.executable], "sed": ["sed"]}[first] + rest
 
 
-def until_it_answers(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 100
-    while subprocess.run(words_of("tranlog state"), cwd=folder, capture_output=True).returncode:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_the_documents_session(tmp_path: Path) -> None:
     """After it, the process is killed: the next one finds the socket, replaces it, and goes on."""
     background: list[subprocess.Popen[bytes]] = []
@@ -54,7 +46,6 @@ def test_the_documents_session(tmp_path: Path) -> None:
         for command, printed in session():
             if command.endswith(" &"):
                 background.append(subprocess.Popen(words_of(command[:-2]), cwd=tmp_path, stderr=subprocess.DEVNULL))
-                until_it_answers(tmp_path, background[-1])
                 continue
             if command == "kill -9":
                 background[-1].kill()
@@ -89,8 +80,8 @@ def test_the_documents_session(tmp_path: Path) -> None:
             words_of("tranlog apply --channels 10 --offline"), cwd=tmp_path, stderr=subprocess.DEVNULL
         )
         background.append(again)
-        until_it_answers(tmp_path, again)
-        done = subprocess.run(words_of("tranlog state"), cwd=tmp_path, capture_output=True, text=True)
+        line = "tranlog wait --state OFFLINE:NORMAL"
+        done = subprocess.run(words_of(line), cwd=tmp_path, capture_output=True, text=True)
         assert "is OFFLINE:NORMAL" in done.stdout
         refused = subprocess.run(words_of("tranlog heartbeat x"), cwd=tmp_path, capture_output=True, text=True)
         assert refused.returncode == 2 and "does not write the log" in refused.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -226,6 +227,17 @@ def test_an_error_is_pending_with_its_seqno_and_event_id(shop: Shop, told: Tell)
         told(f"online --skip-seqno 9 --host {address}")
         told(f"wait --applied 20 --host {address}")
     assert shop.rows() == set(range(1, 21))
+
+
+def test_a_process_that_was_just_started_is_waited_for(shop: Shop, told: Tell) -> None:
+    """docs/parallel-apply.md: "tranlog run &", "tranlog wait --state ONLINE"."""
+    assert "nobody listens there" in told("wait --state OFFLINE:NORMAL --timeout 0", code=4)
+    starting = threading.Timer(0.5, shop.start)
+    starting.start()
+    try:
+        assert "is OFFLINE:NORMAL" in told("wait --state OFFLINE:NORMAL")
+    finally:
+        starting.join()
 
 
 @pytest.mark.parametrize("time", ["inf", "nan", "-1", "1e400"])

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 import typer
@@ -38,9 +38,11 @@ from tranlog.service.frame.command import AsJson, answer, flag, one_of, option, 
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
-from tranlog.service.process.client import GRACE_S, NODE_START, RunningPipeline, node_of, writer_of
+from tranlog.service.process.client import GRACE_S, NOBODY, NODE_START, RunningPipeline, node_of, writer_of
 from tranlog.service.process.operating import parse_time
 from tranlog.source.kinds import source_kind
+
+_STARTS_S: Final = 10.0  # what a process that was just started may take until it listens
 
 Host = Annotated[str | None, option("--host", "HOST:PORT|SOCKET", "Where it listens; default: by configuration.")]
 Timeout = Annotated[
@@ -267,7 +269,8 @@ def wait(
 ) -> int:
     """Wait until a seqno is applied, or until the pipeline has a state.
 
-    Exit code 1 if that did not happen in time, 4 if it cannot happen because the pipeline is offline with an error.
+    A process that was just started is waited for, up to 10 seconds. Exit code 1 if that did not happen in time, 4 if no
+    process runs, or if it cannot happen because the pipeline is offline with an error.
 
     \b
     Example:
@@ -276,8 +279,18 @@ def wait(
     """
     if applied is None and state is None:
         raise typer.BadParameter("nothing to wait for is given", param_hint="--applied or --state")
-    waiting = WaitFor(applied=applied, state=state, timeout_s=timeout_s)
-    found = asks("/wait", waiting, timeout_s=timeout_s + GRACE_S)
+    clock = SystemClock()
+    begun = clock.monotonic()
+    while True:
+        left_s = max(0.0, timeout_s - (clock.monotonic() - begun))
+        waiting = WaitFor(applied=applied, state=state, timeout_s=left_s)
+        try:
+            found = asks("/wait", waiting, timeout_s=left_s + GRACE_S)
+            break
+        except ControlError as exc:
+            if exc.why != NOBODY or clock.monotonic() - begun >= min(timeout_s, _STARTS_S):
+                raise
+            clock.sleep(0.1)
     _show(found, as_json)
     return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 15.0
 """How much longer than its request a caller waits for the answer."""
+NOBODY: Final = "nobody listens there"
 _START: Final = (
     "Start one with `tranlog apply` or `tranlog run`, or `tranlog apply --offline` to say first how it goes on, "
     "or use --host for its address"
@@ -267,7 +268,7 @@ class RunningPipeline:
                 cause = _cause(exc)
                 if not isinstance(cause, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
                     raise ControlError(where=address, why=_words(exc, cause), remedy=self.start) from exc
-        raise ControlError(where=", ".join(self.addresses), why="nobody listens there", remedy=self.start)
+        raise ControlError(where=", ".join(self.addresses), why=NOBODY, remedy=self.start)
 
     def state(self, *, timeout_s: float = GRACE_S) -> OperationState:
         """Return its state, and the error that took it offline. Raises as `ask`."""
