@@ -38,7 +38,7 @@ class Copying:
     def refused(self) -> str:
         done = subprocess.run(self.command, cwd=self.folder, capture_output=True, text=True, timeout=WAIT_S)
         assert done.returncode == 4, done.stderr
-        assert "nothing was made" in done.stderr
+        assert "nothing was made" in done.stderr and "`tranlog init --from SOURCE_URL" in done.stderr
         return done.stdout
 
 

@@ -162,7 +162,10 @@ def _followed(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text
     if any(part.findings for part in wrong):
         for line in lines(wrong):
             print(line)
-        say("copy: nothing was made; mend what is wrong, and begin again")
+        say(
+            "copy: nothing was made; mend what is wrong, and begin again. An option that is named here is set in what "
+            "`tranlog init --from SOURCE_URL --to TARGET_URL` writes for `tranlog run`; identity by --identity"
+        )
         return None
     here = origin.source()
     with closing(source_kind(here.kind).at_once(here, names)) as reader:
