@@ -859,3 +859,4 @@ def test_foreign_keys_at_the_target_hold_during_a_load(
     family.capture()
     told = [str(error) for error in family.apply() if isinstance(error, TargetTableError)]
     assert len(told) == 1 and "Load the tables that refer to it in the same load" in told[0]
+    assert "or of a circle: drop it here, start again" in told[0]

@@ -378,6 +378,7 @@ class SqlRows:
             self.session.run(f"DELETE FROM {name}")
         except MisfitError as exc:
             why = f"its rows cannot be deleted for the load that begins: {exc}"
+            remedy += ". A foreign key to its own table, or of a circle: drop it here, start again, and make it later"
             raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy) from exc
 
     def _losing_beyond(self, table: TableMap, beside: Sequence[TableName]) -> list[TableName]:
