@@ -19,6 +19,7 @@ from tranlog.codecs.segments import tungsten_rows
 from tranlog.codecs.shown import ShownForm, open_log
 from tranlog.errors import LogReplacedError
 from tranlog.listing import Style
+from tranlog.service.commands import cli
 from tranlog.service.thl import listing, thl
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.event import Event
@@ -258,6 +259,31 @@ def test_verify_goes_on_behind_damage(tmp_path: Path, capsys: pytest.CaptureFixt
     os.unlink(log / "thl.data.0000000005")
     code, out, _ = run(log, "verify", capsys)
     assert code == 3 and "missing segment" in out
+
+
+def test_a_missing_segment_hides_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """B7-4: `verify` said that what lies before it can be read, and every other command refused the directory."""
+    log = tmp_path / "log"
+    shutil.copytree(GOLDEN / "rotated-60" / "log", log)
+    (log / "thl.data.0000000004").unlink()
+
+    def seqnos(line: str, code: int) -> list[int]:
+        found, out, err = run(log, f"list -headers {line}", capsys)
+        assert found == code and ("thl.data.0000000004" in err) is (code == 3), err
+        return [int(one.split("\t")[0]) for one in out.splitlines()]
+
+    assert seqnos("-low 0 -high 62", 3) == list(range(27))
+    assert seqnos("-low 20 -high 25", 0) == list(range(20, 26))
+    assert seqnos("-low 50", 0) == list(range(50, 60))
+    assert seqnos("-seqno 30", 3) == []
+    code, out, err = run(log, "index", capsys)
+    assert code == 3 and "the segment is missing" in err
+    assert "thl.data.0000000003(18:26)\n" in out and "thl.data.0000000005(36:44)\n" in out
+    assert cli.main(["log", "segments", "--dir", str(log), "--json"]) == 3
+    told = capsys.readouterr()
+    assert "the segment is missing" in told.err
+    last = [one["last_gtid"] for one in json.loads(told.out)["segments"]]
+    assert last[2:4] == ["GTID(0, 26)", "GTID(0, 44)"]
 
 
 @pytest.mark.parametrize("case", ["purge-all", "purge-high-30", "purge-seqno-last", "purge-middle"])

@@ -192,6 +192,7 @@ def _headers_json(reader: TungstenReader) -> Iterator[str]:
 def _index(reader: TungstenReader) -> Iterator[str]:
     yield from [listing.index_line(one.name, one.first_seqno, one.last_seqno) for one in reader.index()]
     yield ""
+    reader.check_whole()
 
 
 def _info(reader: TungstenReader) -> Iterator[str]:
@@ -200,6 +201,7 @@ def _info(reader: TungstenReader) -> Iterator[str]:
     events = last - first + 1 if last >= first >= 0 else 0  # of seqnos, as the ancestor's are
     shown = listing.overview(reader.path, files, first=first, last=last, events=events, history=None)
     yield from listing.overview_lines(shown)
+    reader.check_whole()
 
 
 FORMS: Final[dict[str, Callable[[TungstenReader], Iterator[str]]]] = {

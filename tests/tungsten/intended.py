@@ -140,6 +140,10 @@ def _purge_hole(found: Difference, facts: Facts) -> bool:
 def _hole_named(found: Difference, facts: Facts) -> bool:
     if not facts.hole or found.what.removeprefix("after-") not in _LISTINGS:
         return False
+    if len(found.ours) == 1 == len(found.theirs):
+        theirs, ours = (re.fullmatch(r"(LogIndexEntry \S+\(\d+:)(\d+)\)", one[0]) for one in (found.theirs, found.ours))
+        if theirs is not None and ours is not None:
+            return theirs[1] == ours[1] and int(ours[2]) < int(theirs[2])
     return len(found.ours) == 1 and found.ours[0].startswith(OUR_ERROR) and _SEGMENT.search(found.ours[0]) is not None
 
 

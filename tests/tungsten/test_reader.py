@@ -33,6 +33,7 @@ from tranlog.tungsten.reading.reader import Seek, TungstenReader
 from tranlog.tungsten.records.codec import encode_event, encode_file_header, encode_rotate, parse_file_header
 from tranlog.tungsten.records.event import Event, JavaObject
 from tranlog.tungsten.records.record import EventRecord, FileHeader
+from tranlog.tungsten.writing.directory import purge
 
 
 def opened(disk: SimDisk, *, checked: bool = True) -> TungstenReader:
@@ -201,14 +202,32 @@ def test_b7_3_a_missing_newest_segment() -> None:
 
 @pytest.mark.parametrize("gone", [2, 4, 6])
 def test_b7_4_a_missing_segment_is_named(gone: int) -> None:
-    """B7-4: the ancestor merges the ranges and stops after what is before, exit 0."""
+    """B7-4: the ancestor merges the ranges and stops after what is before, exit 0; what lies around it is read."""
     segments = rotated()
     del segments[gone]
     before = parse_file_header(segments[gone - 1])
     assert isinstance(before, FileHeader)
-    with pytest.raises(CorruptRecordError, match=rf"{segment_name(gone)}.*missing") as refused:
-        opened(on_disk(segments))
-    assert refused.value.seqno == max(before.base_seqno, 0), "where it is in the log, for whoever reads the error"
+    disk, first = on_disk(segments), 9 * (gone - 1)
+    reader = opened(disk)
+    missing = pytest.raises(CorruptRecordError, match=rf"{segment_name(gone)}.*missing")
+    for strict in (False, True):
+        read: list[int] = []
+        with reader.cursor(strict=strict) as cursor, missing as refused:
+            read.extend(stored.record.seqno for stored in iter(cursor.next, None))
+        assert read == list(range(first)) and refused.value.seqno == first - 1
+    with reader.cursor() as cursor:
+        for seqno in (first, first + 8):
+            with missing:
+                cursor.seek(seqno)
+        assert cursor.seek(first + 9) is Seek.FOUND
+        assert [stored.record.seqno for stored in iter(cursor.next, None)] == list(range(first + 9, 60))
+    held = {one.name: (one.first_seqno, one.last_seqno) for one in reader.index()}
+    assert held[segment_name(gone - 1)] == (first - 9, first - 1), "what is missing is not given to the one before"
+    for whole in (reader.check_whole, lambda: open_log(disk), lambda: purge(LOG, high=8, disk=disk)):
+        with missing as refused:
+            whole()
+        assert refused.value.seqno == max(before.base_seqno, 0), "where it is in the log, for whoever reads the error"
+    assert segments_on(disk) == segments
 
 
 def test_b7_5_a_newest_segment_of_header_and_rotate_record() -> None:

@@ -328,7 +328,8 @@ class TungstenShown(ShownLog):
         ]
 
     def check_whole(self) -> None:
-        """See ShownLog: a directory with a hole is refused when it is opened."""
+        """See ShownLog."""
+        self.reader.check_whole()
 
     def held_from(self, seqno: int) -> int:
         """See ShownLog."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -21,6 +22,7 @@ import typer
 from tranlog.clock import Clock, SystemClock
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.codecs.segments import ListedSegment, Report, on_disk_bytes, segment_rows, tungsten_rows
+from tranlog.codecs.shown import open_log
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno, segment_name
 from tranlog.listing import time_text
@@ -270,10 +272,11 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
             with LogReader.open(path) as reader:
                 rows = segment_rows(reader, report=progress.update)
                 spill = [(one, on_disk_bytes(reader.path, one.name)) for one in reader.spill_segments()]
-                try:
-                    reader.check_whole()
-                except CorruptRecordError as exc:
-                    hole = exc
+        try:
+            with closing(open_log(path)) as log:
+                log.check_whole()
+        except CorruptRecordError as exc:
+            hole = exc
     shown = {"segments": [segment_json(row) for row in rows], "spill": [spill_json(*row) for row in spill]}
     answer(shown, (*segment_lines(rows), *spill_lines(spill)), as_json)
     if hole is not None:

@@ -47,10 +47,12 @@ from tranlog.tungsten.rules.recovery import (
     DirectoryEntry,
     EventPlace,
     IndexEntry,
+    Refuse,
     Torn,
+    header_problem,
+    holes,
     reading_problem,
     rotate_problem,
-    row_problem,
 )
 
 logger = logging.getLogger(__name__)
@@ -103,6 +105,7 @@ class TungstenReader:
         self.order_notes: tuple[str, ...] = ()
         """Events out of order in the newest segments (B7-22): an error to a strict cursor, not to this."""
         self._entries: list[DirectoryEntry] = []
+        self._holes: tuple[Refuse, ...] = ()
         self.first_number = 1
         """The oldest segment's number."""
         self._last_place = -1
@@ -115,8 +118,8 @@ class TungstenReader:
     def open(cls, path: str, *, disk: Disk = OS_DISK, checked: bool = True) -> TungstenReader:
         """Open a directory. `checked` off passes checksums over (`thl -no-checksum`).
 
-        Raises LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError for a bad header, a missing
-        segment (B7-4), or damage in the newest segment.
+        Raises LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError for a bad header or damage in
+        the newest segment. A missing segment (B7-4) is for whoever reads so far, and for `check_whole`.
         """
         reader = cls(path, disk, checked=checked)
         reader.refresh()
@@ -129,9 +132,10 @@ class TungstenReader:
         entries = list_entries(self.path, self.disk)
         if not entries:
             raise LogMissingError(path=self.path, why="it holds no segment (thl.data.*)")
-        problem = row_problem(entries)
+        problem = header_problem(entries)
         if problem is not None:
             raise damage_error(problem)
+        self._holes = tuple(holes(entries))
         notes = notes_of(entries)
         order_notes = []
         whole = list(entries)
@@ -189,10 +193,17 @@ class TungstenReader:
                 first = last = -1
             elif place == self._last_place:
                 last = self.last_seqno
-            else:
+            elif self._entries[place + 1].number == next_number(entry.number):
                 last = self._bases[place + 1] - 1
+            else:  # what is missing after it has some of those before the next one's
+                last = scan_segment(self.path, entry, self.disk, checked=self.checked).next_seqno - 1
             out.append(IndexEntry(number=entry.number, first_seqno=first, last_seqno=last, bytes=entry.size))
         return out
+
+    def check_whole(self) -> None:
+        """Raise CorruptRecordError for the first segment that is missing between others."""
+        for hole in self._holes:
+            raise damage_error(hole)
 
     def segments(self) -> list[DirectoryEntry]:
         """Return the segments with a finished header, rising."""
@@ -270,7 +281,8 @@ class TungstenCursor(Closing):
     def seek(self, seqno: int) -> Seek:
         """Go to a transaction, or to the filtered range that it lies in.
 
-        Raises PurgedError for a seqno before the first, CorruptRecordError for damage on the way.
+        Raises PurgedError for a seqno before the first, CorruptRecordError for damage on the way, and for a segment
+        that is missing where the seqno would lie.
         The ancestor gives the event before a hole. Source: docs/conformance.md, B7-23.
         """
         reader = self._reader
@@ -296,6 +308,8 @@ class TungstenCursor(Closing):
         if seqno >= reader.next_seqno:
             return Seek.NOT_YET
         self._raise_damage(outcome)
+        if isinstance(outcome, TungstenRotate):
+            self._rotate(outcome, segment)
         return Seek.MISSING
 
     @property

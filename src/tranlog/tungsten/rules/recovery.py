@@ -125,12 +125,15 @@ def holes(entries: Sequence[DirectoryEntry]) -> Iterator[Refuse]:
 
 
 def row_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
-    """Find a segment that is missing from the row, or whose header is not one.
+    """Find a segment that is missing from the row, or whose header is not one."""
+    return next(holes(entries), None) or header_problem(entries)
+
+
+def header_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
+    """Find a segment whose header is not one.
 
     Where only the newest's header was not finished, that is an end, not damage.
     """
-    for hole in holes(entries):
-        return hole
     for place, entry in enumerate(entries):
         seqno = _begun(entries[place - 1]) if place else None
         match entry.header:

@@ -446,6 +446,7 @@ def purge(path: str, *, low: int | None = None, high: int | None = None, disk: D
     lock = take_lock(path, disk)
     try:
         reader = TungstenReader.open(path, disk=disk)
+        reader.check_whole()
         plan = plan_purge(reader.index(), low, high)
         match plan:
             case RefusePurge(why=why):
