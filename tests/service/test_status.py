@@ -249,6 +249,23 @@ def test_what_was_not_looked_at_is_not_known() -> None:
     assert not any("does not run" in one for one in waits_for(status))
 
 
+def test_whether_a_pipeline_runs_is_not_known_unwatched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the commands, of a pipeline that was claimed and whose process does not answer here: null, and NONE."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(
+        '[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
+    )
+    take(SqliteTarget(tmp_path / "t.db", ()).options, ShardPlan(channels=2), begin=5)
+    write_log(tmp_path / "log", Workload(seed=1), 9)
+    assert cli.main(["status", "--json", "--no-watch"]) == 0
+    assert json.loads(capsys.readouterr().out)["pipeline"]["running"] is None
+    assert cli.main(["status", "-name", "tasks", "--no-watch"]) == 0
+    shown = [line.split(":")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("state ")]
+    assert shown == ["NONE", "NONE"]
+
+
 def test_the_lag_of_a_log_that_cannot_be_read_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "lag 0 transactions, 0.0 s" was said of it: all is well, beside a log that is gone."""
     monkeypatch.chdir(tmp_path)
