@@ -25,6 +25,7 @@ from tranlog.service.commands import cli
 from tranlog.service.config.config import load
 from tranlog.service.config.exposure import Role
 from tranlog.service.config.urls import following, source_url, target_url
+from tranlog.service.frame.progress import SHOWN_AFTER_S
 from tranlog.service.process.operating import OperatingOptions
 from tranlog.service.thl import thl
 from tranlog.source.sqlite import connect
@@ -388,6 +389,26 @@ def test_capture_ends_cleanly_by_a_signal(shop: Shop) -> None:
     assert json.loads(out)["transactions"] == 3
     assert "Stopping cleanly" in err and "signal=SIGTERM" in err
     assert shop.json("status --no-watch")["source"]["waiting"] == 0
+
+
+@pytest.mark.long
+def test_a_capture_that_idles_says_nothing_regularly(shop: Shop) -> None:
+    """An undated line every five seconds stood in whatever took stderr. Work with an end shows after two seconds."""
+    process = subprocess.Popen([PROGRAM, "capture"], stderr=subprocess.PIPE, text=True, cwd=shop.path)
+    try:
+        deadline = time.monotonic() + 30
+        while not (shop.path / "log" / "positions").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(SHOWN_AFTER_S + 2)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, err
+    assert [line for line in err.splitlines() if not re.match(r"\d{4}-\d\d-\d\d", line)] == []
 
 
 def _captured(shop: Shop, transactions: int) -> bool:
