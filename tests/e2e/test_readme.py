@@ -32,6 +32,36 @@ def test_the_program_is_short() -> None:
     assert len(lines) <= 25
 
 
+def results(section: str, row: str) -> list[float]:
+    """Return ours and the anchor of one row of bench/RESULTS.md."""
+    text = (ROOT / "bench" / "RESULTS.md").read_text()
+    part = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    (cells,) = [line.split("|")[2:4] for line in part.splitlines() if re.match(rf"\| {re.escape(row)} +\|", line)]
+    return [float(cell.split()[0].replace(",", "")) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("words", "section", "row"),
+    [
+        ("NUMBER transactions of 1 KB a second durable one by one, where SQLite makes NUMBER", "append", "batch 1"),
+        ("the disk alone NUMBER", "append", "bare disk, batch 1"),
+        ("NUMBER a second in hundreds, where SQLite makes NUMBER", "append", "batch 100"),
+        (
+            "Without a sync, NUMBER appends of 1.25 KB take a second of CPU",
+            "write",
+            "write 1.25 KB, commit 100, no fsync",
+        ),
+        ("NUMBER transactions of 2.5 rows a second", "apply_peers", "subscription"),
+    ],
+)
+def test_figures_are_those_that_were_measured(words: str, section: str, row: str) -> None:
+    """What is durable stands beside what is not, with SQLite's; and each says of what second it is."""
+    found = re.search(words.replace("NUMBER", r"([\d,]+)"), (ROOT / "README.md").read_text().replace("\n", " "))
+    assert found is not None, f"README.md does not say: {words}"
+    for said, measured in zip(found.groups(), results(section, row), strict=False):
+        assert float(said.replace(",", "")) == pytest.approx(measured, rel=0.02), f"{said}, and measured is {measured}"
+
+
 @pytest.mark.e2e
 def test_the_program_at_a_group_commits_to_three(tmp_path: Path) -> None:
     port = next(one for one in iter(free_port, None) if all(map(is_free, (one + 1, one + 2))))
