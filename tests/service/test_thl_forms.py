@@ -15,7 +15,7 @@ from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, T
 from tranlog.codecs.fields import native_fields
 from tranlog.ids import Seqno
 from tranlog.log.upkeep.native_purge import PurgeEnd, PurgeFront, PurgeRefused, plan_purge
-from tranlog.log.writing.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions, read_holds
 from tranlog.payload import Payload, encode
 from tranlog.service.thl import thl
 from tranlog.source.packer import pack
@@ -133,7 +133,7 @@ def test_the_last_ones(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.fixture
 def follower(log_dir: Path) -> Iterator[subprocess.Popen[str]]:
     code = "import sys; from tranlog.service.thl.thl import main; sys.exit(main())"
-    words = [sys.executable, "-c", code, "-dir", str(log_dir), "tail", "-f", "-n", "1", "-headers"]
+    words = [sys.executable, "-c", code, "-dir", str(log_dir), "tail", "-f", "-n", "1", "-headers", "-hold", "audit"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -145,6 +145,7 @@ def follower(log_dir: Path) -> Iterator[subprocess.Popen[str]]:
 def test_tail_follows_a_writer_and_ends_cleanly(log_dir: Path, follower: subprocess.Popen[str]) -> None:
     assert follower.stdout is not None
     assert follower.stdout.readline().startswith("59\t")
+    assert [(one.name, one.restart_seqno) for one in read_holds(str(log_dir))] == [("audit", 59)], "by -hold"
     with Log.open(log_dir, source_id="till") as log:
         assert follower.stdout.readline().startswith("60\t")  # the writer's start
         for number in range(61, 64):
