@@ -213,6 +213,18 @@ def test_every_library_has_its_range_its_version_and_its_reason() -> None:
             assert f"{constraints[name]}.".startswith(f"{parts['least']}."), f"{requirement}: not the tested version"
 
 
+def test_what_is_no_module_is_in_the_package_too() -> None:
+    """The `.proto` files, which docs/format.md names as shipped, among it."""
+    tool = read_pyproject()["tool"]
+    assert isinstance(tool, dict)
+    patterns = tool["setuptools"]["package-data"]["*"]
+    files = [path for path in (SRC / "tranlog").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    others = [path for path in files if path.suffix not in (".py", ".so")]
+    assert {path.name for path in others} >= {"event.proto", "log4j2.properties", "py.typed"}
+    assert [path.name for path in others if not any(path.match(one) for one in patterns)] == []
+    assert [path for path in others if not (path.parent / "__init__.py").is_file()] == [], "its folder is a package"
+
+
 def test_ci_runs_make_test_and_nothing_else() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
