@@ -93,6 +93,8 @@ def test_apply_and_its_conflict(shop: Shop) -> None:
     assert (error["type"], error["table"], error["exit_code"]) == ("ConflictError", "main.item", 3)
     assert re.match(r"conflict at seqno \d+, table main\.item, key \(id=1\): ", error["message"]), error
     assert list(target.execute("SELECT id FROM item")) == [(2,)], "nothing of the transaction is there"
+    status = shop("status", "--no-watch").stdout
+    assert "it ended by an error at 20" in status and f"by ConflictError: {error['message']}" in status, status
 
     target.execute("INSERT INTO item VALUES (1, 'a')")
     target.close()
@@ -157,8 +159,9 @@ def test_a_position_that_is_taken_away_while_it_runs(shop: Shop, stay: bool) -> 
             shop("online")
             shop("flush", "--timeout", "60")
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            _, err = process.communicate(timeout=60)
             assert process.returncode == 0
+            assert re.findall(r"^apply: .*", err, re.MULTILINE) == [], "no line of how far it is, over and over"
         else:
             shop("apply", "--until", "now")
     assert shop("verify").returncode == 0
@@ -177,6 +180,7 @@ def test_run_until_a_signal(shop: Shop) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert json.loads(out)["apply"]["end"] == "stopped"
+    assert re.findall(r"^(?:capture|apply): .*", err, re.MULTILINE) == [], "no line of how far it is, over and over"
     assert shop("verify").returncode == 0
     assert "it was stopped" in shop("status").stdout
 
