@@ -334,7 +334,13 @@ def test_a_missing_segment_in_the_middle_is_damage(tmp_path: Path, capsys: pytes
     (log / "thl.data.0000000002").unlink()
     code, out, err = run(log, "list", capsys)
     assert code == 3 and out.startswith("SEQ# = 0 /")
-    assert "thl.data.0000000002" in err and "missing" in err
+    assert "thl.data.0000000002" in err and "missing" in err and "at the start of the log" not in err
+    last = max(int(line.split()[2]) for line in out.splitlines() if line.startswith("SEQ# = "))
+    assert run(log, f"list -headers -high {last}", capsys)[0] == 0, "of what lies before it nothing is hidden"
+    code, out, err = run(log, "index", capsys)
+    assert code == 3 and "thl.data.0000000002" in err and "the segment is missing" in err
+    assert f"LogIndexEntry thl.data.0000000001(0:{last})\n" in out, "what is missing is not given to the one before"
+    assert f"thl.data.0000000003({last + 1}:" not in out and "thl.data.0000000003(" in out
 
 
 def test_a_flipped_bit_is_named_by_file_and_offset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
