@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tranlog.change import Column, Fragment, Op, RowChange, Statement, TableMap
-from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.ids import Epoch, Gtid, Seqno, segment_name
 from tranlog.log.writing.log import Log, LogOptions, LogReader
+from tranlog.lsn import lsn_segment
 from tranlog.payload import Payload, encode
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl import thl
@@ -341,6 +342,23 @@ def test_a_missing_segment_in_the_middle_is_damage(tmp_path: Path, capsys: pytes
     assert code == 3 and "thl.data.0000000002" in err and "the segment is missing" in err
     assert f"LogIndexEntry thl.data.0000000001(0:{last})\n" in out, "what is missing is not given to the one before"
     assert f"thl.data.0000000003({last + 1}:" not in out and "thl.data.0000000003(" in out
+
+
+def test_verify_says_what_is_read_before_a_hole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A segment that began another epoch may have begun with a rollback mark: what that abandoned is not known."""
+    log = tmp_path / "log"
+    for _ in range(2):
+        write_log(log, 40, LogOptions(segment_bytes=2000))
+    with LogReader.open(log) as reader:
+        begun = next(one.header for one in reader.cursor() if one.header.epoch == 2)
+    for number, read in ((2, True), (lsn_segment(begun.lsn), False)):
+        segment = log / segment_name(number)
+        raw = segment.read_bytes()
+        segment.unlink()
+        code, _, err = run(log, "verify", capsys)
+        assert code == 3 and ("can be read and applied" in err) is read
+        assert (run(log, "list -low 0 -high 3", capsys)[0] == 0) is read
+        segment.write_bytes(raw)
 
 
 def test_a_flipped_bit_is_named_by_file_and_offset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

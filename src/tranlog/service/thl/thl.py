@@ -17,6 +17,7 @@ import msgspec
 import typer
 
 from tranlog.codecs.opening import codec_of, open_readable
+from tranlog.codecs.shown import open_log
 from tranlog.codecs.upkeep import purge as remove
 from tranlog.codecs.upkeep import repair as mend
 from tranlog.codecs.upkeep import verify as check
@@ -231,10 +232,18 @@ def verify(
         return ExitCode.DONE
     say(
         f"thl: {len(found.problems)} problems in the log at {path}; nothing was changed. Restore the segments that are "
-        "named from a copy, or see by `thl repair --dry-run` what a repair would lose; what lies before the first "
-        "problem can be read and applied"
+        f"named from a copy, or see by `thl repair --dry-run` what a repair would lose; {_what_is_left(path)}"
     )
     return ExitCode.DATA
+
+
+def _what_is_left(path: str) -> str:
+    """Say what can be read of a damaged log: where a rollback mark may be missing, what it abandoned is not known."""
+    try:
+        open_log(path).close()
+    except CorruptRecordError as exc:
+        return f"until then nothing of it is read: {exc}"
+    return "what lies before the first problem can be read and applied"
 
 
 @app.command("repair")
