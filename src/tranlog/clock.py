@@ -9,6 +9,8 @@ import math
 import time
 from typing import Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 
 class Clock(Protocol):
     """Wall time for stamps, a monotonic time for waiting, and a way to wait."""
@@ -23,6 +25,7 @@ class Clock(Protocol):
         """Wait for so many seconds."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SystemClock:
     """The machine's own clocks."""
 

@@ -174,7 +174,7 @@ def test_a_driver_lives_although_the_targets_clock_went_back(tmp_path: Path) -> 
 def test_a_driver_whose_clock_jumps(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's clock jumps at each reading, those of the workers and of the target do not."""
     started, jumps = time.time_ns() // 1_000_000, iter(range(10**9))
-    monkeypatch.setattr(SystemClock, "now_ms", lambda self: started - next(jumps) % 7 * HOUR_MS)
+    monkeypatch.setattr(time, "time_ns", lambda: (started - next(jumps) % 7 * HOUR_MS) * 1_000_000)
     workload = Workload(seed=2)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 200)

@@ -633,11 +633,13 @@ def test_a_pipeline_that_runs_is_not_moved(shop: Shop, monkeypatch: pytest.Monke
         keep_assignment=True,
     )
 
+    pause = time.sleep
+
     def beat(seconds: float) -> None:
-        time.sleep(0.005)
+        pause(0.005)
         target.positions.keep_alive(pipeline="shop", token=token)
 
-    monkeypatch.setattr("tranlog.clock.SystemClock.sleep", lambda self, seconds: beat(seconds))
+    monkeypatch.setattr(time, "sleep", beat)
     for line in ("position set 2 -y", "position reset -y"):
         code, _, err = shop(line)
         assert code == 4 and "is being run by somebody" in err and "--take-over" in err

@@ -23,6 +23,7 @@ from types import ModuleType
 PLAIN_VARIABLE = "TRANLOG_PLAIN"
 
 MODULES = (
+    "tranlog.clock",
     "tranlog.varint",
     "tranlog.words",
     "tranlog.lsn",
@@ -76,12 +77,13 @@ MODULES = (
     "tranlog.log.writing.index_flush",
     "tranlog.log.writing.rotation",
 )
-"""What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-write sets and the assignment by them, the running hash, appending and committing, the sparse index, segments, the
+"""What is compiled: the clock, the payload's bytes and their parts, the records' bytes, walking blocks of records and
+rows, write sets and the assignment by them, the running hash, appending and committing, the sparse index, segments, the
 disk, packing transactions, the rows of a SQLite writer, those that a server sends as text, those that one takes by
 COPY, those of a PostgreSQL's stream and its small transactions, what a message store holds, a publish, an
 acknowledgement and a transaction there, group commit."""
 SOURCES = (
+    "clock.py",
     "varint.py",
     "words.py",
     "lsn.py",

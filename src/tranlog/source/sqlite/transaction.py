@@ -222,8 +222,8 @@ class WriterTransaction:
                 raise CallBrokenOffError(path=self.calls.path)  # one inside it was, and nobody has said so
             self.running = run.running
             if run.kind is _OTHER:
-                self._changes_before = None
-                run.rows_changed += self.db.changes()
+                self._changes_before = changes = self.db.changes()
+                run.rows_changed += changes
         if run.kind is not _OTHER:
             self._after_special(run)
         if run.own_transaction:
