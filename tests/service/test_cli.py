@@ -651,6 +651,20 @@ def test_a_pipeline_that_runs_is_not_moved(shop: Shop, monkeypatch: pytest.Monke
     target.close()
 
 
+# --- source ---
+
+
+def test_what_is_installed_at_a_source_is_listed_and_taken_away(shop: Shop) -> None:
+    assert [one["kind"] for one in shop.json("source list")["installed"]][:2] == ["table", "table"]
+    assert shop("source uninstall")[0] == 1, "nobody there to say yes"
+    code, out, err = shop("source uninstall -y")
+    assert code == 0 and "_tranlog_outbox" in out and "dropped" in err
+    for line in ("source list", "source uninstall"):
+        code, out, _ = shop(line)
+        assert (code, out) == (0, "nothing is installed\n")
+    assert shop.json("source uninstall") == {"installed": []}
+
+
 # --- reset ---
 
 

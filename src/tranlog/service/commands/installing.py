@@ -18,7 +18,7 @@ source_app = new_app(help="What capture installed at the source.\n\n\b\nExample:
 def _show(found: list[SourceObject], as_json: bool) -> None:
     cells = [(one.kind, one.name, one.state, "yes" if one.configured else "no") for one in found]
     lines = table_lines(("kind", "name", "state", "of this configuration"), cells)
-    answer({"installed": [one._asdict() for one in found]}, lines, as_json)
+    answer({"installed": [one._asdict() for one in found]}, lines if found else ["nothing is installed"], as_json)
 
 
 @source_app.command("list")
@@ -52,10 +52,10 @@ def uninstall(
     """
     options = config_of(ctx).wanted_source()
     kind = source_kind(options.kind)
-    if not yes:
-        names = ", ".join(f"{one.kind} {one.name}" for one in kind.installed(options) if one.configured)
-        confirm(f"Drop at {options.where}: {names or 'nothing'}?")
-    dropped = kind.uninstall(options)
+    names = ", ".join(f"{one.kind} {one.name}" for one in kind.installed(options) if one.configured)
+    if names and not yes:
+        confirm(f"Drop at {options.where}: {names}?")
+    dropped = kind.uninstall(options) if names else []
     if not as_json:
         say(f"dropped {len(dropped)} at {options.where}")
     _show(dropped, as_json)
