@@ -131,7 +131,7 @@ golden: install ## DIR=path: hold the Tungsten codec against directories that th
 
 bench: install ## the programs in bench/, one question each, and one table; fails where a must is missed
 	@$(PACKAGES) java mariadb postgres
-	$(call verdict,PYTHONPATH=tests $(BIN)/python bench $(ARGS))
+	$(call verdict,$(BIN)/python bench $(ARGS))
 
 lines: ## lines of code in src by folder: blank lines, comments and docstrings apart
 	@$(PYTHON) scripts/count_lines.py src

@@ -1,7 +1,7 @@
 """What a node of a group takes to decide: one packet in, its effects out, as the simulator's groups send them.
 
 The groups of fixed seeds run under faults; each call of `Core.step`, with the `ready` behind it, is timed by the
-thread's CPU clock. The simulator is the tests': `make bench` has their folder in the path.
+thread's CPU clock. The simulator is the tests'.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from pathlib import Path
 from unittest.mock import patch
 
 from frame import Bench, Question, at_most, run
 
-from sim.swarm import play
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import Effect
 from tranlog.replication.rules.packets import Packet
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from sim.swarm import play
 
 QUESTION = Question(
     name="group_step",

@@ -626,6 +626,7 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
 
 
 def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started and that are still its own."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
