@@ -205,7 +205,7 @@ def test_bad_usage_has_code_2(line: str, told: str, shop: Shop) -> None:
         ('[target]\nkind = "postgres"\ndsn = "x"\npassword_file = "none"\n', "/none': cannot be read"),
         ('[shards]\nrule = "map"\n', "tranlog.toml: shards.map: is missing, and the rule"),
         ('[shards]\nmap = {a = "b"}\n', "only serves the rule"),
-        ("[shards]\nchannels = {a = 9}\n", "shard 'a' = 9: channels are numbered 0 to 3"),
+        ("[shards]\nchannels = {a = 9}\n", "tranlog.toml: shards.channels = {'a': 9}: channels are numbered 0 to 3"),
         ("[log]\n", "tranlog.toml: log.dir: is missing and has no default"),
     ],
 )
@@ -763,6 +763,7 @@ def test_apply_without_a_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_installed_command_and_its_exit_codes(line: str, code: int, shop: Shop) -> None:
     assert PROGRAM.exists()
+    shop.write("INSERT INTO item VALUES (1, 'a')")
     done = subprocess.run([PROGRAM, *line.split()], capture_output=True, text=True, timeout=60, cwd=shop.path)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
