@@ -1185,11 +1185,11 @@ def test_truncate_and_recorded_ddl_at_a_target(
         if kind == "postgres":
             bench.apply(emptied.changes, metadata=metadata)
             assert not bench.rows(table)
-            stops = [(altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*may hold more than DDL.*by hand")]
+            stops = [(altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*may hold more than DDL.*Do at the target")]
         else:
             stops = [
-                (emptied, r"'TRUNCATE TABLE .* RESTART IDENTITY'.*from postgres.*target is sqlite.*by hand"),
-                (altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*from postgres.*target is sqlite.*by hand"),
+                (emptied, r"'TRUNCATE TABLE .* RESTART IDENTITY'.*from postgres.*target is sqlite.*Do at the target"),
+                (altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*from postgres.*target is sqlite.*Do at the target"),
             ]
         before = bench.rows(table)
         for one, told in stops:
