@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import apsw
 
@@ -98,9 +98,6 @@ class SqliteSourceOptions:
             raise ConfigError(option="path", value=self.path, why="name a database file")
         if not self.source_id or "\0" in self.source_id:
             raise ConfigError(option="source_id", value=self.source_id, why="it must be a text without NUL")
-        if self.foreign_writes not in get_args(ForeignWrites):
-            why = 'it is "refuse" or "capture_by_trigger"'
-            raise ConfigError(option="foreign_writes", value=self.foreign_writes, why=why)
         if not 0 < self.poll_s <= 10:
             raise ConfigError(option="poll_s", value=self.poll_s, why="seconds above 0, up to 10")
         if not 0 <= self.busy_timeout_s <= 86_400:
