@@ -15,7 +15,9 @@ import pytest
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadOrder, LoadRequest, ask
+from tranlog.ids import Seqno
 from tranlog.loads import LoadProgress
+from tranlog.log.files.holds import hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.service.commands.cli import main
@@ -133,6 +135,9 @@ def test_a_load_that_would_stop_the_pipeline_is_refused(folder: Path, capsys: py
         assert "name its tables by --tables" in capsys.readouterr().err
     assert run("load") == 0
     assert "no load is under way" in capsys.readouterr().out
+    assert run("load", "--tables", "main.items", "--pipeline", "another") == 2
+    assert "no pipeline of this name has read this log; tranlog can be named" in capsys.readouterr().err
+    hold(str(folder / "log"), "another", Seqno(0), applied=Seqno(0))
     assert run("load", "--tables", "main.items", "--pipeline", "another") == 0
     assert run("capture", "--once") == 0
     assert run("load", "--tables", "main.items", "--replace") == 0

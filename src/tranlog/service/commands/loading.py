@@ -18,6 +18,7 @@ from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, SourceError, TargetTableError, TargetUnavailableError
 from tranlog.ids import Seqno
 from tranlog.loads import ANY_PIPELINE
+from tranlog.log.files.holds import read_holds
 from tranlog.pipeline.filters.comparison import compare_shown
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.upkeep.verify import select_tables
@@ -76,6 +77,7 @@ def load(
         if wrong or not names:
             raise typer.BadParameter("a table is named schema.table; all means all", param_hint="--tables")
         wanted = _wanted_tables(source, () if "all" in names else names)
+        _check_pipeline(config, pipeline)
         if not replace and pipeline in (None, config.pipeline.apply.pipeline):
             _check_target(config, wanted)
         now = SystemClock().now_ms()
@@ -107,6 +109,17 @@ def _wanted_tables(source: SourceOptions, names: Sequence[str]) -> list[TableMap
         found = select_tables(known, [name for name in names if name not in beside], option="--tables")
         return [table for table in found if not names or table.name in names]
     return []
+
+
+def _check_pipeline(config: Config, name: str | None) -> None:
+    """Raise ConfigError for a pipeline that nobody could mean: its load would read every row, and nobody take one."""
+    own = config.pipeline.apply.pipeline
+    if name in (None, own):
+        return
+    known = {one.name for one in read_holds(config.log_dir) if one.of_pipeline or one.restart_seqno is None}
+    if name not in known:
+        why = f"no pipeline of this name has read this log; {' and '.join(sorted(known | {own}))} can be named"
+        raise ConfigError(option="--pipeline", value=name, why=why)
 
 
 def _check_target(config: Config, tables: Sequence[TableMap]) -> None:
