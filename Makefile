@@ -22,6 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -q --durations=10
 # More than processors, since some tests wait.
 WORKERS := -n $(shell expr $$(nproc) \* 3 / 2) --dist worksteal
+# Each starts servers of its own, and a module's fixtures once where its tests stay together.
+SERVERS := -n $(shell expr $$(nproc) \* 3 / 2) --dist loadfile
 # What CI runs repeats a test that failed, once, and names it at the end: RERUN.
 TWICE := --twice -r fER --rerun-show-tracebacks
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
@@ -38,7 +40,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain long test soak kill queue-kill group-kill replica-diff pg-regress order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
+.PHONY: help install check unit plain long servers test soak kill queue-kill group-kill replica-diff pg-regress order sim small sim-mutants traces golden bench lines demo demo-mariadb demo-postgres clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -80,13 +82,18 @@ plain: install ## the tests of what is compiled once more, with the plain source
 long: install ## what explores, with more seeds and examples than `make unit`, and what takes seconds: 4 minutes
 	$(call verdict,$(call within,20m,$(PYTEST) $(WORKERS) $(TWICE) -m "long and not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
+servers: install ## tests at real MariaDB and PostgreSQL servers, without Spark: 8 minutes
+	@$(PACKAGES) mariadb mariadb-test postgres sysbench
+	$(call verdict,$(call within,30m,$(PYTEST) $(SERVERS) $(TWICE) -m "integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+
 test: install ## everything that CI runs: 40 minutes
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory plain
 	@$(MAKE) --no-print-directory long
-	$(call verdict,$(call within,60m,$(PYTEST) $(TWICE) -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
+	@$(MAKE) --no-print-directory servers
+	$(call verdict,$(call within,60m,$(PYTEST) $(TWICE) -m "(spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench

@@ -27,9 +27,11 @@ def test_every_test_is_in_one_tier() -> None:
     """By the Makefile's own expressions; `make plain` runs some of `make unit` once more, by the same one."""
     expressions = dict.fromkeys(re.findall(r'-m "([^"]+)"', (TESTS.parent / "Makefile").read_text()))
     for some in chain.from_iterable(combinations(MARKERS, count) for count in range(len(MARKERS) + 1)):
-        heavy = not {"integration", "spark", "e2e"}.isdisjoint(some)
-        unit_long_heavy = [not heavy and "long" not in some, not heavy and "long" in some, heavy]
-        expected = [False] * 3 if "slow" in some else unit_long_heavy
+        heavy = not {"spark", "e2e"}.isdisjoint(some)
+        server = not heavy and "integration" in some
+        light = not heavy and not server
+        tiers = [light and "long" not in some, light and "long" in some, server, heavy]
+        expected = [False] * 4 if "slow" in some else tiers
         assert [is_of_tier(frozenset(some), one) for one in expressions] == expected, some
         assert is_of_tier(frozenset(some), "")
 
