@@ -334,7 +334,7 @@ def test_what_is_open_when_a_reign_ends_is_nothing_in_the_next_one() -> None:
         held.add(make_fragment("held", b"x"))
         for _ in range(3):
             spilled.add(make_fragment("spilled", b"x" * 200))
-        assert spilled.spills and not held.spills
+        assert spilled.oid and not held.oid
         place = log.allocate([make_fragment("place", b"y" * 500)])
         written = log.allocate([make_fragment("written", b"y" * 500)])
         written.write()

@@ -312,7 +312,7 @@ def test_a_small_transaction_stays_in_memory_and_is_an_ordinary_one() -> None:
     disk = SimDisk()
     with open_log(disk) as log, log.begin() as transaction:
         add_all(transaction, parts("small", 3))
-        assert not transaction.spills
+        assert not transaction.oid
         assert transaction.commit() == Gtid(Epoch(1), Seqno(1))
         with log.cursor() as cursor:
             cursor.seek(Seqno(1))
@@ -397,7 +397,7 @@ def test_open_transactions_hold_up_nobody_and_come_in_the_order_of_their_commits
             log.append(make_fragment(f"between {one.payload[:3]!r}"))
             assert log.commit() == log.durable_seqno == log.last_seqno
             second.add(other)
-        assert first.spills and second.spills
+        assert first.oid and second.oid
         seqno = log.last_seqno
         assert second.commit().seqno == seqno + 1
         assert first.commit().seqno == seqno + 2

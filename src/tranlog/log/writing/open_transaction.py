@@ -55,11 +55,6 @@ class OpenTransaction:
         self._over = False
 
     @property
-    def spills(self) -> bool:
-        """Whether part of it is in spill segments by now."""
-        return self._spilled is not None
-
-    @property
     def oid(self) -> bytes:
         """By what its chunks are known; empty while it does not spill."""
         return b"" if self._spilled is None else self._spilled.oid

@@ -29,7 +29,7 @@ _TOKEN_MOST: Final = (1 << 63) - 1
 
 
 def random_token() -> int:
-    """Return a token of which no other row of any outbox has ever had one, as SQLite holds 64 bits."""
+    """Return a token, which another row of any outbox has by chance alone, once in 2^64. Shape: SQLite's 64 bits."""
     return int.from_bytes(os.urandom(8), "big", signed=True)
 
 
