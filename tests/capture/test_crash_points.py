@@ -241,6 +241,7 @@ def every_call(kind: str, seed: int, *, number: int = 0, step: int = 1, first: i
         call += step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SOURCES)
 def test_stopped_at_any_call_the_log_is_what_was_committed(kind: str, effort: Effort) -> None:
     """Every second call on a push, fewer in `make unit`, each of them in the slow form."""

@@ -275,6 +275,7 @@ def test_a_power_cut_at_any_call_and_again_equals_an_uninterrupted_run() -> None
     assert resumed > 10
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("often")
 def test_the_way_to_the_ancestor_resumes_byte_for_byte(effort: Effort) -> None:
     whole = SimDisk()

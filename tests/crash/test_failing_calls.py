@@ -183,6 +183,7 @@ def calls_of(seed: int, steps: int) -> int:
     return disk.calls
 
 
+@pytest.mark.long
 def test_an_error_at_a_sample_of_calls_loses_nothing_acknowledged(effort: Effort) -> None:
     """Every third call fails in one way, fewer in `make unit`; the slow form lets each call fail in every way."""
     met: set[type[LogError]] = set()

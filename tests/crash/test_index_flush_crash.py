@@ -123,6 +123,7 @@ def calls_of(seed: int, steps: int) -> tuple[int, int]:
     return disk.calls, sum("index.table" in path for path in touched)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(8)))
 def test_a_cut_at_a_sample_of_calls_loses_nothing(seed: int, effort: Effort) -> None:
     """A crash at every call of every writer here, the index's flush among them."""

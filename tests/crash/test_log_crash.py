@@ -91,6 +91,7 @@ def test_a_cut_at_a_sample_of_calls_loses_nothing(seed: int) -> None:
             run_once(seed, cut, 0, STEPS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few_of(range(3)))
 def test_a_cut_at_every_call_of_a_recovery_loses_nothing(seed: int) -> None:
     """Opening is cut at each of its own calls, for some of the states that a first cut leaves."""

@@ -375,6 +375,7 @@ def copy_slowly(path: Path, copy: Path) -> None:
                 time.sleep(0.00005)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_check_beside_a_writer_finds_no_damage(tmp_path: Path) -> None:
     """Two looks at a moving file: a sync record is read that proves what was not there at the first look."""

@@ -190,6 +190,7 @@ def walk_all(model: Model) -> int:
     return len(seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_a_row", [1, 2])
 def test_every_interleaving_keeps_the_sources_order(in_a_row: int, effort: Effort) -> None:
     order = SourceOrder(channels=2, in_a_row=in_a_row)
@@ -199,6 +200,7 @@ def test_every_interleaving_keeps_the_sources_order(in_a_row: int, effort: Effor
     print(f"{in_a_row} in a row: {states} states")
 
 
+@pytest.mark.long
 def test_longer_logs_keep_it_whoever_goes_on_when(effort: Effort) -> None:
     for seed in range(effort(100, 400, 10_000)):
         choose = random.Random(seed)
@@ -293,6 +295,7 @@ def as_logged(log: Path) -> list[tuple[str, Any, str]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [1, 2, 4])
 def test_the_target_gets_the_sources_order(tmp_path: Path, channels: int) -> None:
     """Large ones and empty ones among them, and an end in the middle of a row; `audit` has the order."""

@@ -469,6 +469,7 @@ def test_a_wait_is_told_beside_the_position(tmp_path: Path, workload: Workload, 
     assert {channel: told(channel) for channel in range(4)} == dict.fromkeys(range(4))
 
 
+@pytest.mark.long
 def test_whoever_waits_outlasts_a_locked_target(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
     """A serial transaction may take longer than retry_s, and in SQLite nobody else can write a word meanwhile."""
     last = write_log(tmp_path / "log", workload, 60)

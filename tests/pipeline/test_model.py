@@ -385,6 +385,7 @@ def explore_times(length: int, channels: int, steps: tuple[int, ...], **options)
 # --- the rules hold ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("length", "channels", "steps"), few_of([(3, 2, (0, 8, 30)), (3, 2, (8, -50, 30)), (3, 3, (-50, 30))])
 )
@@ -424,6 +425,7 @@ def test_the_rules_hold(length: int, channels: int) -> None:
     assert explore_all(length, channels, replacements=2) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("length", "channels", "replacements"), few_of([(3, 2, 2), (5, 2, 1), (3, 3, 1)]))
 def test_the_position_alone_keeps_exactly_once(length: int, channels: int, replacements: int) -> None:
     """ "The comparison with the old position alone keeps exactly-once": replaced tasks go on."""

@@ -205,6 +205,7 @@ def test_rows_without_any_column_are_refused(carry: Callable[[Iterable[bytes]], 
     assert refused > 10  # all but those of tables that are not captured
 
 
+@pytest.mark.long
 def test_streams(fuzz: Fuzz, carry: Callable[[Iterable[bytes]], int]) -> None:
     """Some transactions, packets of which are damaged, left out, doubled or exchanged, cut anywhere by the socket."""
     groups, begin = transactions(), descriptions()

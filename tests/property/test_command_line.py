@@ -122,6 +122,7 @@ def leaves(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", MAINS)
 def test_lines_are_parsed(
     program: str, fuzz: Fuzz, built: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

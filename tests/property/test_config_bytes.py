@@ -83,6 +83,7 @@ def read(file: OneFile, raw: bytes) -> Config | None:
     return config
 
 
+@pytest.mark.long
 def test_configurations(fuzz: Fuzz, file: OneFile, tmp_path: Path) -> None:
     for name in ("source.password", "target.password"):
         (tmp_path / name).write_text(SECRET)

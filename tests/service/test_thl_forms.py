@@ -142,6 +142,7 @@ def follower(log_dir: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_tail_follows_a_writer_and_ends_cleanly(log_dir: Path, follower: subprocess.Popen[str]) -> None:
     assert follower.stdout is not None
     assert follower.stdout.readline().startswith("59\t")

@@ -328,6 +328,7 @@ def refusal(disk: SimDisk) -> int | None:
     return None
 
 
+@pytest.mark.long
 def test_a_power_cut_at_every_call_loses_nothing_acknowledged() -> None:
     """B7-1. What was not acknowledged may be there, cut off, or, torn with a checksum in it, refused: nothing tells it
     from damage in this format, and B4 4 says refused."""

@@ -112,6 +112,7 @@ def test_the_golden_rows_as_ours() -> None:
     assert row["vchr_bytes"] == (LogicalType.TEXT, CharsetBytes("binary", b"\xe9\0A\xff"))
 
 
+@pytest.mark.long
 def test_any_event_comes_back_byte_for_byte() -> None:
     seen: set[Loss] = set()
     for seed in range(400):

@@ -401,6 +401,7 @@ def stored_decimal(number: int, precision: int, decimals: int) -> bytes:
     return bytes(byte ^ 0xFF for byte in raw) if number < 0 else bytes(raw)
 
 
+@pytest.mark.long
 def test_changed_rows_end_in_values_or_in_an_error_of_ours() -> None:
     """conventions 6.5, for row images."""
     seed = random.SystemRandom().getrandbits(32)
@@ -426,6 +427,7 @@ def test_changed_rows_end_in_values_or_in_an_error_of_ours() -> None:
     assert taken > 500 and refused > 500
 
 
+@pytest.mark.long
 def test_changed_table_maps_end_in_types_or_in_an_error_of_ours() -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"replay: seed = {seed}")

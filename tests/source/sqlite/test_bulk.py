@@ -185,6 +185,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @given(
     steps=st.lists(bulks() | bulks() | statements, min_size=1, max_size=14),
