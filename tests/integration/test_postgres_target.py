@@ -37,6 +37,7 @@ from tranlog.target.once import STATEMENT_TABLE
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.position import OUR_TABLES
 from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
+from tranlog.target.postgres import FEW_ROWS
 from tranlog.testing.servers import PostgresAddress
 from tranlog.types import Datetime, EnumLabel, Instant, Json, LogicalType, Other, Time, Value
 
@@ -122,6 +123,7 @@ HOSTILE = {
     "client_encoding": "'LATIN1'",
     "transform_null_equals": "on",
 }
+    "array_nulls": "off",
 
 
 def test_nothing_depends_on_how_the_database_is_set(
@@ -149,6 +151,11 @@ def test_nothing_depends_on_how_the_database_is_set(
     bench.apply([insert(tab, row) for row in rows])
     assert bench.rows(tab) == content(rows)
 
+    texts = table("texts", ID, column("s", TEXT, "text"))
+    bench.target.rows.create_table(texts)
+    nulls = [(i, None) for i in range(FEW_ROWS + 1)]  # a batch, which comes as arrays
+    bench.apply([insert(texts, row) for row in nulls])
+    assert bench.rows(texts) == content(nulls)
 
 def test_an_isolation_that_the_caller_relies_on(bench: Bench) -> None:
     shown = [bench.session.fetch(f"SHOW {name}")[0][0] for name in ("transaction_isolation", "timezone")]

@@ -58,6 +58,7 @@ _SETTINGS: Final = {
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
     "transform_null_equals": "off",
+    "array_nulls": "on",  # else a NULL in a batch, which comes as arrays, is a text of four letters
     "row_security": "off",  # an error instead of rows that a policy hides
     # A plan of a batch is kept, and made while a table may still be small: by the key's index it stays right.
     "enable_seqscan": "off",
