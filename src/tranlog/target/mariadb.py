@@ -61,6 +61,8 @@ _SETTINGS: Final = {
     "tx_read_only": "0",
     "autocommit": "1",
     "max_statement_time": "0",
+    "idle_readonly_transaction_timeout": "0",  # else these two count, and not idle_transaction_timeout
+    "idle_write_transaction_timeout": "0",
     "foreign_key_checks": "1",
     "unique_checks": "1",
     "check_constraint_checks": "1",
