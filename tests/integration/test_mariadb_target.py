@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -45,7 +46,7 @@ from tranlog.ids import Seqno
 from tranlog.target.mariadb import SEND_BYTES
 from tranlog.target.mariadb_dialect import NAME_CHARS, fit_name
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.testing.servers import MariaDbServer
+from tranlog.testing.servers import MariaDbServer, free_port
 from tranlog.types import F32, Datetime, EnumLabel, Instant, LogicalType, SetLabels, Time, Value
 
 pytestmark = pytest.mark.integration
@@ -127,6 +128,53 @@ def test_a_stopped_task_is_ended_by_a_user_who_sees_no_locks(
     mariadb_target.execute(f"DROP USER {user}")
 
 
+def test_a_limit_of_the_user_s_is_waited_for(mariadb_target: MariaDbServer, options: TargetOptions) -> None:
+    """docs/operations.md, "A target that a channel cannot use": no row and none of our tables is at fault."""
+    user = "limited_" + options.dsn.rpartition("/")[2]
+    mariadb_target.execute(f"CREATE USER {user} WITH MAX_UPDATES_PER_HOUR 20")
+    mariadb_target.execute(f"GRANT ALL ON *.* TO {user}")
+    bench = Bench(replace(options, dsn=options.dsn.replace("//root@", f"//{user}@")))
+    bench.target.rows.create_table(ITEMS)
+
+    def apply_many() -> None:
+        for number in range(20):
+            bench.apply([insert(ITEMS, (number, "a", 1))])
+
+    try:
+        with pytest.raises(TargetUnavailableError, match="exceeded the 'max_updates_per_hour' resource"):
+            apply_many()
+    finally:
+        bench.close()
+        mariadb_target.execute(f"DROP USER {user}")
+
+
+GALERA = Path("/usr/lib/galera/libgalera_smm.so")
+
+
+@pytest.mark.skipif(not GALERA.exists(), reason="the package galera-4 is not installed")
+def test_a_node_of_a_galera_cluster_that_refuses_is_waited_for(start_mariadb: Callable[..., MariaDbServer]) -> None:
+    """A donor, or a node that lost its cluster, refuses every statement; a write set may be too large for a COMMIT."""
+    ports = [f"{option}=tcp://127.0.0.1:{free_port()}" for option in ("gmcast.listen_addr", "ist.recv_addr")]
+    wsrep = {"on": "ON", "provider": GALERA, "cluster_address": "gcomm://", "node_address": "127.0.0.1"}
+    options = {f"wsrep_{name}": value for name, value in wsrep.items()}
+    server = start_mariadb(options=options | {"wsrep_provider_options": ";".join(ports), "innodb_autoinc_lock_mode": 2})
+    server.execute("CREATE DATABASE own")
+    bench = Bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
+    bench.target.rows.create_table(ITEMS)
+    server.execute("SET GLOBAL wsrep_reject_queries = ALL")
+    with pytest.raises(TargetUnavailableError, match="WSREP has not yet prepared node"):
+        bench.apply([insert(ITEMS, (1, "a", 1))])
+    server.execute("SET GLOBAL wsrep_reject_queries = NONE")
+    server.execute("SET GLOBAL wsrep_max_ws_size = 2000")
+    bench.target.reconnect()
+    claim(bench)
+    with pytest.raises(ConflictError, match=r"seqno 0, .*the COMMIT is refused: Maximum writeset size exceeded"):
+        bench.apply([insert(ITEMS, (number, "a" * 20, 1)) for number in range(200)])
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1)])
+    bench.close()
+
+
 # --- settings -------------------------------------------------------------------------------------------------------
 
 HOSTILE = {
@@ -141,6 +189,8 @@ HOSTILE = {
     "sql_safe_updates": "1",
     "sql_select_limit": "1",
     "max_statement_time": "0.2",
+    "idle_readonly_transaction_timeout": "1",
+    "idle_write_transaction_timeout": "1",
     "autocommit": "0",
 }
 
@@ -195,8 +245,6 @@ def test_a_wrong_address(mariadb_target: MariaDbServer, options: TargetOptions) 
         (f"mariadb://locked:secret@127.0.0.1:{port}/x", "Access denied"),
     ):
         with pytest.raises(TargetUnavailableError, match=why) as caught:
-    "idle_readonly_transaction_timeout": "1",
-    "idle_write_transaction_timeout": "1",
             open_target(replace(options, dsn=dsn))
         assert "secret" not in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -33,11 +33,12 @@ from tranlog.errors import (
     TargetTableError,
     TargetUnavailableError,
 )
+from tranlog.ids import NO_SEQNO
 from tranlog.target.once import STATEMENT_TABLE
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.position import OUR_TABLES
-from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
 from tranlog.target.postgres import FEW_ROWS
+from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
 from tranlog.testing.servers import PostgresAddress
 from tranlog.types import Datetime, EnumLabel, Instant, Json, LogicalType, Other, Time, Value
 
@@ -122,8 +123,8 @@ HOSTILE = {
     "default_transaction_read_only": "on",
     "client_encoding": "'LATIN1'",
     "transform_null_equals": "on",
-}
     "array_nulls": "off",
+}
 
 
 def test_nothing_depends_on_how_the_database_is_set(
@@ -150,12 +151,12 @@ def test_nothing_depends_on_how_the_database_is_set(
     rows = [(i, 0.1 + i, b"\\\xff'", Datetime(-1), Instant(86_399_999_999), Time(-1 - i), "\\'é🦆") for i in range(3)]
     bench.apply([insert(tab, row) for row in rows])
     assert bench.rows(tab) == content(rows)
-
     texts = table("texts", ID, column("s", TEXT, "text"))
     bench.target.rows.create_table(texts)
     nulls = [(i, None) for i in range(FEW_ROWS + 1)]  # a batch, which comes as arrays
     bench.apply([insert(texts, row) for row in nulls])
     assert bench.rows(texts) == content(nulls)
+
 
 def test_an_isolation_that_the_caller_relies_on(bench: Bench) -> None:
     shown = [bench.session.fetch(f"SHOW {name}")[0][0] for name in ("transaction_isolation", "timezone")]
@@ -412,6 +413,22 @@ def test_a_deferred_constraint_that_objects_at_commit(bench: Bench) -> None:
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_is_refused_alone_is_a_conflict(bench: Bench) -> None:
+    """Where asking the constraints before has brought nothing: named by its transaction, and nothing of it is there."""
+    bench.target.rows.create_table(ITEMS)
+    sql(
+        bench,
+        "CREATE SEQUENCE asked; CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF nextval('asked') % 2 = 1 THEN RAISE 'not at an odd time'; END IF; RETURN NULL; END $$; "
+        "CREATE CONSTRAINT TRIGGER odd AFTER INSERT ON shop.items INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    with pytest.raises(ConflictError, match=r"seqno 0, .*the COMMIT is refused: not at an odd time"):
+        bench.apply([insert(ITEMS, (1, "a", 1))])
+    claim(bench)
+    assert (bench.stored_seqno(), bench.rows(ITEMS)) == (NO_SEQNO, content([]))
 
 
 def test_what_tables_are_made_of(bench: Bench) -> None:

@@ -38,6 +38,8 @@ _UNAVAILABLE: Final = (
     *(1037, 1038, 1041),  # memory
     *(1290, 1792, 1836),  # the server, or the transaction, is read-only or set so that it does not run this
     *(1662, 1665),  # the binlog cannot hold the change
+    *(1203, 1226),  # the user's limits: connections, statements in an hour
+    1047,  # a Galera node that has no part in its cluster, or is told to refuse
 )
 _CLASSES: Final = {
     **dict.fromkeys(_LOST, ErrorClass.LOST),

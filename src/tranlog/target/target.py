@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from tranlog.change import Change, Options, TableMap, TableName
+from tranlog.errors import ConflictError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.row_blocks import RowBlock
 from tranlog.types import Value
@@ -482,7 +483,10 @@ class Target:
                 exc.follow()
             except RefusedError as exc:
                 if refused is not None:
-                    raise
+                    # All that was sent one by one has fitted; of several units the caller finds which one it is.
+                    table, key = "(not named by the target)", "(see the reason)"
+                    why = f"the COMMIT is refused: {exc}"
+                    raise ConflictError(seqno=units[-1].seqno, table=table, key=key, why=why) from exc
                 refused = exc
 
     def _attempt(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
