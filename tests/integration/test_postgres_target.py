@@ -575,6 +575,26 @@ def test_an_override_of_read_only_is_said(
     assert "default_transaction_read_only is on; it is off in tranlog's own sessions" in caplog.text
 
 
+def test_a_table_that_a_crash_empties_is_refused(bench: Bench) -> None:
+    """README.md: rows and position move in one transaction, whatever is killed."""
+    bench.target.rows.create_table(ITEMS)
+    sql(bench, "ALTER TABLE shop.items SET UNLOGGED")
+    with pytest.raises(TargetTableError, match=r"unlogged here: a crash .* ALTER TABLE \"shop\"\.\"items\" SET LOGGED"):
+        bench.target.rows.check_table(ITEMS)
+    with pytest.raises(TargetTableError, match=r"seqno 0.* unlogged here"):
+        bench.apply([insert(ITEMS, (1, "a", 1))])
+    sql(bench, 'ALTER TABLE "shop"."items" SET LOGGED')
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    parts = table("parts", ID)
+    sql(
+        bench,
+        "CREATE TABLE shop.parts (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE UNLOGGED TABLE part PARTITION OF shop.parts DEFAULT",
+    )
+    with pytest.raises(TargetTableError, match=r"shop\.parts .*or a partition of it, is unlogged here"):
+        bench.apply([insert(parts, (1,))])
+
+
 def test_identity_columns_and_partitions(bench: Bench) -> None:
     """What the source numbered stays; a ctid names a row of each partition, and only the right one is hit."""
     sql(

@@ -106,6 +106,8 @@ class TargetTable:
     order_unseen: bool = False
     """Whether nothing at the target sees in which order rows of different keys change within a target transaction: no
     trigger, rule or foreign key from or to the table, and one unique index. False where that is not known."""
+    unlogged: bool = False
+    """Whether a crash of the server empties it, or a part of it, while positions stay."""
     copies: bool = False
     """Whether rows may come by `Form.copy`: nothing stands in between that this way passes over or is refused by."""
 

@@ -297,6 +297,10 @@ class SqlRows:
                 "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again; "
                 'or let present rows alone come here, by [[filter]] kind = "present"',
             )
+        if target.unlogged:
+            why = "it, or a partition of it, is unlogged here: a crash of the server empties it, and the position stays"
+            remedy = f"ALTER TABLE {self.dialect.table_name(table)} SET LOGGED here, or that partition; start again"
+            raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
         if target.engine:
             raise self._without_transactions({table: target.engine}, seqno)
         columns = []

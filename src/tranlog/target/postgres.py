@@ -98,6 +98,8 @@ SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND
        NOT (c.relhasrules OR c.relrowsecurity),
        c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
        AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1,
+       EXISTS (SELECT FROM pg_class u WHERE u.relpersistence = 'u'
+               AND (u.oid = c.oid OR u.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))),
        a.attidentity = 'a'
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -484,7 +486,10 @@ class PostgresSession:
                 length=_length(typname, typmod),
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
-        return TargetTable(columns=columns, unique=unique, place="ctid", copies=rows[0][10], order_unseen=rows[0][11])
+        copies, order_unseen, unlogged = rows[0][10:13]
+        return TargetTable(
+            columns=columns, unique=unique, place="ctid", copies=copies, order_unseen=order_unseen, unlogged=unlogged
+        )
 
     def keys(self, table: TableMap) -> TargetKeys | None:
         found = self.fetch(_KEY_TABLE, (fit_name(table.table), fit_name(table.schema)))
