@@ -28,6 +28,7 @@ from fix_target import (
     content,
     delete,
     insert,
+    session_of,
     table,
     unit_of,
     update,
@@ -173,6 +174,31 @@ def test_a_node_of_a_galera_cluster_that_refuses_is_waited_for(start_mariadb: Ca
     bench.apply([insert(ITEMS, (1, "a", 1))])
     assert bench.rows(ITEMS) == content([(1, "a", 1)])
     bench.close()
+
+
+def test_a_table_that_is_being_altered_is_read_whole(bench: Bench, mariadb_target: MariaDbServer) -> None:
+    """The server leaves it out of the catalogue meanwhile, or its keys alone; a plan by writes is made of these."""
+    bench.target.rows.create_table(ITEMS)
+    altered = threading.Event()
+
+    def alter() -> None:
+        with contextlib.closing(mariadb_target.connect("shop")) as session:
+            while not altered.is_set():
+                session.query("ALTER TABLE items FORCE, ALGORITHM = COPY")
+                time.sleep(0.01)
+
+    patient = open_target(replace(bench.options, lock_timeout_s=20.0))
+    thread = threading.Thread(target=alter)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert list(session_of(patient).table(ITEMS).columns) == ["id", "name", "n"]
+            keys = session_of(patient).keys(ITEMS)
+            assert keys is not None and keys.unique == (("id",),)
+    finally:
+        altered.set()
+        thread.join()
+        patient.close()
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

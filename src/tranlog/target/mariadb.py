@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -87,6 +88,8 @@ _CONVERSIONS: Final[dict[Any, Any]] = {
 _MISSING: Final = frozenset({ER.NO_SUCH_TABLE, ER.BAD_TABLE_ERROR, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR})
 _DUPLICATE: Final = frozenset({ER.DUP_ENTRY, ER.DUP_UNIQUE, 1586, 1761, 1762})
 _NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
+_SKIPPED_TABLE: Final = 1684
+_SKIPPED_PAUSE_S: Final = 0.02
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 _COLUMNS: Final = """
@@ -296,11 +299,29 @@ class MariadbSession:
 
     def fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         self.settle()
-        try:
-            self._cursor.execute(self._filled(sql, parameters))
-            return list(self._cursor.fetchall())
-        except (pymysql.err.MySQLError, OSError) as exc:
-            raise self._sorted(exc) from exc
+        until = time.monotonic() + self._lock_timeout_s
+        while True:
+            try:
+                self._cursor.execute(self._filled(sql, parameters))
+                rows = list(self._cursor.fetchall())
+                skipped = self._skipped()
+            except (pymysql.err.MySQLError, OSError) as exc:
+                raise self._sorted(exc) from exc
+            if not skipped:
+                return rows
+            if time.monotonic() >= until:
+                raise TransientTargetError(why=skipped)
+            time.sleep(_SKIPPED_PAUSE_S)
+
+    def _skipped(self) -> str:
+        """Say which table was left out of what was just read of the catalogue, since it is being altered; empty: none.
+
+        The server does that to whoever holds any lock, and a session of ours always holds that of its name.
+        """
+        if not self._cursor.warning_count:
+            return ""
+        self._cursor.execute("SHOW WARNINGS")
+        return next((said for _, number, said in self._cursor.fetchall() if number == _SKIPPED_TABLE), "")
 
     def _relax(self, wanted: tuple[str, ...]) -> None:
         """Leave these checks out from now on, and no others."""
