@@ -211,6 +211,44 @@ def test_a_server_that_goes_away_and_comes_back(
     assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "a", 1)])
 
 
+LOCKING = {
+    "postgres": ("BEGIN", "LOCK TABLE tranlog_pipeline, tranlog_channel, tranlog_plan, shop.items", "ROLLBACK"),
+    "mariadb": (
+        "SET SESSION lock_wait_timeout = 10",
+        "LOCK TABLES tranlog_pipeline WRITE, tranlog_channel WRITE, tranlog_plan WRITE, shop.items WRITE",
+        "UNLOCK TABLES",
+    ),
+}
+
+
+def test_tables_that_somebody_keeps_locked_are_waited_for(bench: Bench, stranger: Session) -> None:
+    """As by VACUUM FULL, or an ALTER. docs/operations.md, "A target that a channel cannot use"."""
+    bench.target.rows.create_table(ITEMS)
+    begin, lock, end = LOCKING[bench.target.kind]
+    stranger.run(begin)
+    stranger.run(lock)
+    positions, following = bench.target.positions, open_target(replace(bench.options, ddl="follow"))
+    wider = msgspec.structs.replace(ITEMS, columns=(*ITEMS.columns, column("more", INTEGER, "int")))
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: positions.meet(PIPELINE), "own tables stayed locked"),
+        (lambda: positions.read_pipeline(PIPELINE), "own tables stayed locked"),
+        (lambda: positions.read_plans(PIPELINE), "own tables stayed locked"),
+        (lambda: positions.ensure_tables(), "own tables stayed locked"),
+        (lambda: claim(bench), "own tables stayed locked"),
+        (lambda: following.rows.check_table(wider), "shop.items stayed locked"),
+    ]
+    if bench.target.kind == "mariadb":
+        bench.session.run("SET SESSION lock_wait_timeout = 1")
+    for ask, why in refused:
+        with pytest.raises(TransientTargetError, match=why):
+            ask()
+    following.close()
+    stranger.run(end)
+    claim(bench)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1)])
+
+
 def test_a_deadlock_is_tried_again(bench: Bench, stranger: Session) -> None:
     bench.target.rows.create_table(ITEMS)
     bench.target.rows.create_table(MOVES)

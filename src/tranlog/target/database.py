@@ -137,7 +137,11 @@ class SqlRows:
 
     def check_table(self, table: TableMap) -> None:
         self.claim_name(table, None)
-        if self.options.ddl == "follow" and (lacks := self._behind(table)) != Behind():
+        try:
+            lacks = self._behind(table) if self.options.ddl == "follow" else Behind()
+        except LockTimeoutError as exc:
+            raise TransientTargetError(why=f"{table.name} stayed locked: {exc}") from exc
+        if lacks != Behind():
             if lacks.needed:
                 self._check_right_to_follow(table)
             return

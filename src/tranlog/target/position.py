@@ -228,7 +228,12 @@ class SqlTables:
         return self._session.run(self._sql(statement), values)
 
     def _fetch(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._session.fetch(self._sql(query), values)
+        try:
+            return self._session.fetch(self._sql(query), values)
+        except LockTimeoutError as exc:
+            if "{lock}" in query or "{share}" in query:
+                raise  # of a row, which a replaced task of ours may hold
+            raise TransientTargetError(why=f"tranlog's own tables stayed locked: {exc}") from exc
 
     def ensure_tables(self, *, again: bool = False) -> None:
         """Create our tables where they are missing; two who do it at once do not disturb each other."""
@@ -267,20 +272,20 @@ class SqlTables:
 
     def _is_there(self, table: str) -> bool:
         try:
-            self._session.fetch(f"SELECT 1 FROM {table} LIMIT 0")
+            self._fetch(f"SELECT 1 FROM {table} LIMIT 0")
         except MissingTableError:
             return False
         return True
 
     def _has_positions(self) -> bool:
-        return bool(self._session.fetch("SELECT 1 FROM tranlog_channel LIMIT 1"))
+        return bool(self._fetch("SELECT 1 FROM tranlog_channel LIMIT 1"))
 
     def identity(self) -> str:
         return str(self._session.fetch(IDENTITY[self._dialect.kind])[0][0])
 
     def pipelines(self) -> list[str]:
         queries = [f"SELECT pipeline FROM {name}" for name in _TABLES if self._is_there(name)]
-        return sorted({name for query in queries for (name,) in self._session.fetch(query)})
+        return sorted({name for query in queries for (name,) in self._fetch(query)})
 
 
 class SqlPositions(SqlTables):
