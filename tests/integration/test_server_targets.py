@@ -334,6 +334,36 @@ CREATE TRIGGER shop.d AFTER DELETE ON shop.items FOR EACH ROW
 }
 
 
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+def test_rows_that_pass_each_other_take_no_rows_of_others_along(bench: Bench, action: str) -> None:
+    """By deleting and inserting two rows whose unique values are swapped, foreign keys would delete those of others."""
+    rows, session, dialect = bench.target.rows, session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
+    child = msgspec.structs.replace(
+        ITEMS, table="child", columns=(*ITEMS.columns, column("up", INTEGER, ITEMS.columns[0].source_type))
+    )
+    for one in (ITEMS, child):
+        rows.create_table(one)
+    parent, below = dialect.table_name(ITEMS), dialect.table_name(child)
+    key = dialect.quote(ITEMS.columns[ITEMS.primary_key[0]].name)
+    session.run(f"ALTER TABLE {parent} ADD CONSTRAINT one_n UNIQUE (n)")
+    session.run(
+        f"ALTER TABLE {below} ADD CONSTRAINT up FOREIGN KEY (up) REFERENCES {parent} ({key}) ON DELETE {action}"
+    )
+    before = [(1, "a", 1), (2, "b", 2)]
+    bench.apply([insert(ITEMS, row) for row in before], [insert(child, (1, "a", 1, 1))])
+    swap = [update(ITEMS, (1, "a", 1), (1, "a", 2)), update(ITEMS, (2, "b", 2), (2, "b", 1))]
+    with pytest.raises(
+        ConflictError, match=r"seqno 2, .*key \(id=1\): .*foreign keys of shop\.child would act on that"
+    ):
+        bench.apply(swap)
+    assert (bench.rows(ITEMS), bench.rows(child)) == (content(before), content([(1, "a", 1, 1)]))
+    session.run(f"ALTER TABLE {parent} DROP CONSTRAINT one_n")
+    claim(bench)
+    bench.apply(swap)
+    assert bench.rows(ITEMS) == content([(1, "a", 2), (2, "b", 1)])
+    assert bench.rows(child) == content([(1, "a", 1, 1)])
+
+
 def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
     """ "an audit trigger at the target counts changes per table, operation and key"."""
 

@@ -570,7 +570,8 @@ class _Writing:
 
     def _send_updates(self, seqno: Seqno, run: Sequence[RowChange]) -> None:
         """Send updates of one table that follow each other. Where a unique key of one is still held by a later one
-        (two keys swapped by a source that checks at commit), delete all of these rows and insert them as they became.
+        (two keys swapped by a source that checks at commit), delete all of these rows and insert them as they became;
+        not where foreign keys would delete or change rows of others with them.
         """
         self.rows.session.savepoint()
         statements = self.statements
@@ -583,6 +584,13 @@ class _Writing:
                     raise conflict from exc
                 self.rows.session.rollback_to_savepoint()
                 self.statements = statements
+                if losing := self.rows.losing((change.table.schema, change.table.table)):
+                    conflict.why += (
+                        f". Rows that pass each other's unique keys are deleted and inserted, and here foreign keys of "
+                        f"{', '.join(map('.'.join, losing))} would act on that. Have that unique key checked at COMMIT "
+                        "(DEFERRABLE INITIALLY DEFERRED) where this database can, else drop it here"
+                    )
+                    raise conflict from exc
                 try:
                     self._reinsert(seqno, run)
                 except (MisfitError, UnfitError):
