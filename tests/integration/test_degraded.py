@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from fix_metrics import samples_of
 from fix_operated import Operated, operation_of, options_of, running, without_java
 from fix_pipeline import PostgresTarget, Workload, check_equal, write_log
 from tranlog.errors import TargetUnavailableError
+from tranlog.log.options import LogOptions
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules import troubles
 from tranlog.pipeline.rules.channels import Parallelization, PlanOptions
 from tranlog.pipeline.rules.progress import last_error
 from tranlog.pipeline.rules.states import State
+from tranlog.service.process.operating import Operator
 from tranlog.target.options import open_target
 
 pytestmark = pytest.mark.integration
@@ -58,6 +61,18 @@ def locked(target: PostgresTarget, table: str) -> Iterator[None]:
     with psycopg.connect(target.options.dsn) as session:
         session.execute(f'LOCK TABLE "{table}".items IN SHARE MODE'.encode())
         yield
+
+
+def measured(operator: Operator) -> tuple[float, set[str], set[str], float]:
+    """Return whether the target answers, what is waited for, the channels in trouble, and the log's end: metrics.
+
+    While the target was away the whole scrape was refused, so that none of them could be read.
+    """
+    found = samples_of(operator.families())
+    waits = {dict(labels)["tranlog_waits_for"] for labels, holds in found["tranlog_waits_for"].items() if holds}
+    troubled = {dict(labels)["channel"] for labels in found.get("tranlog_trouble_since_timestamp_seconds", ())}
+    (up,), (committed,) = (found[f"tranlog_{name}"].values() for name in ("target_up", "log_committed_seqno"))
+    return up, waits, troubled, committed
 
 
 def positions(target: PostgresTarget) -> dict[int, int]:
@@ -168,14 +183,18 @@ def test_a_server_that_goes_away_and_comes_back(
     target = PostgresTarget(server.dsn(), workload.tables)
     options = replace(options_of(tmp_path, target), retry_s=0.5, parallelization=how)
     first = write_log(tmp_path / "log", workload, 20)
-    with running(operation_of(options)) as operated:
+    with running(operation_of(options)) as operated, closing(Operator(operated.operation, LogOptions())) as operator:
         operated.come_to(State.ONLINE, first)
+        assert measured(operator) == (1, {"source"}, set(), first)
         server.stop()
         operated.come_to(State.DEGRADED)
         last = write_log(tmp_path / "log", workload, 20)
         time.sleep(3.0)
         assert operated.operation.state().state is State.DEGRADED
+        up, waits, troubled, committed = measured(operator)
+        assert (up, waits, committed) == (0, {"trouble"}, last) and troubled
         server.start()
         operated.come_to(State.ONLINE, last)
+        assert measured(operator) == (1, {"source"}, set(), last)
     assert operated.error is None
     check_equal(target, workload)

@@ -24,9 +24,9 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, Lag, LastError
 from tranlog.pipeline.rules.states import OperationState, State
-from tranlog.pipeline.rules.troubles import Trouble
+from tranlog.pipeline.rules.troubles import Trouble, trouble_text
 from tranlog.pipeline.status.gathering import writer_of
-from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState
+from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, WaitsFor
 from tranlog.service.commands import cli
 from tranlog.service.commands.status import (
     ServiceStatus,
@@ -211,6 +211,32 @@ def test_the_human_form_tells_all_parts() -> None:
         "waits for channel 0 at seqno 18",
     ):
         assert told in shown, shown
+
+
+def test_a_target_that_is_away_hides_no_trouble() -> None:
+    """Nothing was said of the pipeline but that its target does not answer, whether it ran or not."""
+    process = OperationState(
+        pipeline="p",
+        state=State.DEGRADED,
+        began_ms=AT,
+        since_ms=AT,
+        applied_seqno=3,
+        committed_seqno=9,
+        limit="",
+        left_out="",
+        pending=None,
+        waits=(),
+        troubles=(Trouble(channel=1, reason="it is away", since_ms=AT),),
+    )
+    status = status_of(None, log_state(), None, process=process, problems={"target": TargetError("does not answer")})
+    assert list(status_lines(status))[-3:] == [
+        "pipeline  p, ONLINE:DEGRADED",
+        "target    PROBLEM: does not answer",
+        f"waits for {trouble_text(process.troubles[0])}",
+    ]
+    told = json.loads(json_line(status_json(status)))
+    assert (told["pipeline"]["state"], told["pipeline"]["troubles"][0]["reason"]) == ("ONLINE:DEGRADED", "it is away")
+    assert status.waits_for is WaitsFor.TROUBLE
 
 
 def test_up_to_where_tables_are_verified() -> None:

@@ -296,9 +296,9 @@ class Status:
     def waits_for(self) -> WaitsFor:
         """What keeps the pipeline from going on."""
         process, pipeline = self.process, self.pipeline
-        if pipeline is None or pipeline.running is False:
+        if (process is None or process.state.resting) if pipeline is None else pipeline.running is False:
             return WaitsFor.OFFLINE
-        if process is not None and process.troubles:
+        if pipeline is None or (process is not None and process.troubles):
             return WaitsFor.TROUBLE
         if pipeline.lag is not None and pipeline.lag.seqnos:
             return WaitsFor.SERIAL if pipeline.next_shard == UNKNOWN_SHARD else WaitsFor.CHANNEL

@@ -163,6 +163,7 @@ def waits_for(status: ServiceStatus) -> Iterator[str]:
     elif source is not None and source.waiting:
         yield f"capture, which has {source.waiting} {source.waiting_unit} to go"
     if pipeline is None:
+        yield from map(trouble_text, () if status.process is None else status.process.troubles)
         return
     following = pipeline.restart_seqno + 1
     match status.waits_for:
@@ -222,6 +223,8 @@ def status_json(status: ServiceStatus) -> dict[str, Any]:
             ],
             "shards": pipeline.assignment,
         }
+    elif status.process is not None:
+        shown["pipeline"] = picked(status, "process.pipeline process.state process.slots process.troubles")
     shown["loads"] = msgspec.to_builtins(status.loads)
     shown["waits_for"] = list(waits_for(status))
     shown["problems"] = [
@@ -245,6 +248,8 @@ def status_lines(status: ServiceStatus) -> Iterator[str]:
         yield f"          {load_text(load)}"
     if status.pipeline is not None:
         yield from _pipeline_lines(status.pipeline, status.process, now)
+    elif status.process is not None:
+        yield f"pipeline  {status.process.pipeline}, {status.process.state}"
     for part, problem in status.problems.items():
         yield f"{part:<9} PROBLEM: {problem}"
     for number, what in enumerate(waits_for(status)):

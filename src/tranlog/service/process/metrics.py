@@ -149,26 +149,32 @@ _PER_SECOND: Final = {"ms": 1e3, "us": 1e6, "tstamp": 1e3, "at": 1e3}
 
 
 def pipeline_families(status: Status) -> Iterator[Metric]:
-    """Return the families of a status that nothing is missing of; latencies are there once something is applied."""
+    """Return the families of a status with a log; latencies are there once something is applied.
+
+    Where the target does not answer, those of process and log are told.
+    """
     process, pipeline = status.process, status.pipeline
-    assert process is not None and status.log is not None and pipeline is not None
-    name = {"pipeline": pipeline.options.pipeline}
+    assert process is not None and status.log is not None
+    name = {"pipeline": process.pipeline}
     gauge = partial(_family, GaugeMetricFamily)
     yield _states("tranlog_state", "Where the pipeline stands.", name, State, process.state)
     yield _states("tranlog_waits_for", "What keeps it from going on.", name, WaitsFor, status.waits_for)
     yield from _table(_OF_STATUS, [(name, status)])
-    yield gauge("channels", "How many channels apply.", [(name, len(pipeline.channels))])
+    yield gauge("target_up", "Whether the target answers.", [(name, pipeline is not None)])
     pending = NO_SEQNO if process.pending is None else process.pending.seqno
     yield gauge("pending_error_seqno", "Of the error which took it offline; -1: none.", [(name, pending)])
-    epoch = -1 if pipeline.reached is None else pipeline.reached.row.epoch
-    yield gauge("restart_epoch", "The epoch of the restart seqno; -1: nothing is applied.", [(name, epoch)])
     yield gauge(
         "trouble_since_timestamp_seconds",
         "Since when a channel cannot use the target, -1 for the driver; no sample: it can.",
         [({**name, "channel": str(one.channel)}, one.since_ms / 1000) for one in process.troubles],
     )
-    yield from _table(_OF_LAG, [(name, pipeline.lag)] if pipeline.lag is not None and pipeline.channels else [])
     yield from log_families(status.log, name)
+    if pipeline is None:
+        return
+    yield gauge("channels", "How many channels apply.", [(name, len(pipeline.channels))])
+    epoch = -1 if pipeline.reached is None else pipeline.reached.row.epoch
+    yield gauge("restart_epoch", "The epoch of the restart seqno; -1: nothing is applied.", [(name, epoch)])
+    yield from _table(_OF_LAG, [(name, pipeline.lag)] if pipeline.lag is not None and pipeline.channels else [])
     channels = [({**name, "channel": str(one.row.channel)}, one) for one in pipeline.channels]
     yield from _table(_OF_CHANNEL, channels)
     yield from _table(_COUNTERS, channels, CounterMetricFamily)

@@ -260,12 +260,14 @@ class Operator:
         return ": ".join([f"pipeline {state.pipeline} is {state.state}", *why])
 
     def families(self) -> Iterable[Metric]:
-        """Return the pipeline's metrics. Raises what cannot be read."""
+        """Return the pipeline's metrics, without the target's where that is away. Raises what reading the log does."""
         from tranlog.service.process.metrics import pipeline_families
 
         with self._in_turn():
             status = self._gather()
-        return pipeline_families(views.needed_for(None, status))
+        if status.log is None:
+            raise status.problems["log"]
+        return pipeline_families(status)
 
     def _read(self) -> Status:
         """Return a reading with rates that began after it was asked for. Who asks during one shares the next."""

@@ -260,7 +260,7 @@ _CHANNEL_COLUMNS: Final = (
 
 def _channels(shown: Shown, width: int | None) -> list[Text]:
     if not shown.now.channels:
-        return [Text("This pipeline has no channels yet.", DIM)]
+        return [] if shown.now.problems else [Text("This pipeline has no channels yet.", DIM)]
     by_channel = {one.channel: one for one in pace(shown.before, shown.now).channels}
     ranks: dict[Order, Callable[[ChannelNow], float]] = {
         Order.CHANNEL: lambda one: one.channel,
