@@ -355,6 +355,10 @@ def test_a_secret_that_others_read_or_guess(tmp_path: Path) -> None:
         file.write_text(wrong)
         with pytest.raises(ConfigError, match="one token, or two"):
             read_secrets(str(file))
+    for wrong in (f"{SECRET}é", f"read {READS}\x7f", f"\ufeff{SECRET}"):
+        file.write_text(wrong)  # no header carries it: the commands ended with a defect, and nobody could come in
+        with pytest.raises(ConfigError, match="printable ASCII"):
+            read_secrets(str(file))
     with pytest.raises(ConfigError, match="16 bytes"):
         check_exposure("control", "127.0.0.1:0", Exposure(secret="short"))
 
@@ -371,8 +375,9 @@ def test_who_reads_may_not_operate() -> None:
         assert ask(address, "/offline", {}, secret=SECRET) == {"asked": {}}
         with pytest.raises(Told, match="not for the role read"):
             ask(address, "/offline", {}, secret=READS)
+        assert httpx.get(f"http://{address}/state", headers={"Authorization": f"bearer {READS}"}).is_success
         for path in ("/metrics", "/livez", "/openapi.json", "/nowhere"):
-            found = httpx.get(f"http://{address}{path}")
+            found = httpx.get(f"http://{address}{path}", headers={"Authorization": f"Basic {SECRET}"})
             assert (found.status_code, found.headers["WWW-Authenticate"]) == (401, "Bearer")
             assert found.headers["Connection"] == "close"
 

@@ -108,6 +108,8 @@ def read_secrets(path: str) -> tuple[str | None, str | None]:
     if not lines or len(reads) > 1 or len(operates) > 1:
         why = "must hold one token, or two: one that operates, and in a line of its own `read ` and one that only reads"
         raise ConfigError(option="secret_file", value=path, why=why)
+    if not all(line.isascii() and line.isprintable() for line in lines):  # which a header cannot carry
+        raise ConfigError(option="secret_file", value=path, why="a token has printable ASCII characters alone")
     return operates[0] if operates else None, reads[0] if reads else None
 
 

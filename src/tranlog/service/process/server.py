@@ -175,8 +175,8 @@ def _admit(scope: Scope) -> None:
         raise HTTPException(403, "pages from other origins may not call this process")
     role: Role | None = Role.OPERATE
     if door.path is None:
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        role = door.exposure.role_of(given, certified=state["certified"])
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        role = door.exposure.role_of(given if scheme.lower() == "bearer" else "", certified=state["certified"])
     if role is None:
         why = "no token, or not one of the pipeline's secret_file; --secret-file names a file that has one"
         raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
