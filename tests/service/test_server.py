@@ -62,6 +62,10 @@ class Echo(Idle):
     def offline(self, asked: GoOffline) -> dict[str, Any]:
         return {"asked": msgspec.to_builtins(asked)}
 
+    @post("/add")
+    def add(self) -> dict[str, Any]:
+        return {}
+
     @post("/flush", role=Role.READ)
     def flush(self, asked: WithinTime) -> dict[str, Any]:
         return {"asked": msgspec.to_builtins(asked)}
@@ -128,6 +132,8 @@ def test_who_speaks_plain_http_is_answered_by_status() -> None:
         for path, sent, code, word in (
             ("/flush", b'{"timeout":1}', 400, "unknown field"),
             ("/flush", b'{"timeout_s":-1}', 400, ">= 0"),
+            ("/add", b'{"dry_run":true}', 400, "unknown field `dry_run`"),  # it was done, and not said
+            ("/add", b"[", 400, "not what it takes"),
             ("/flush", b"[" * 20_000, 400, "not what it takes"),
             ("/flush", b"\xff\xfe", 400, "not what it takes"),
             ("/heartbeat", b'{"name":"x"}', 400, "not wanted"),

@@ -71,6 +71,10 @@ class _Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     """What an operation takes."""
 
 
+class Nothing(_Body, frozen=True):
+    """What an operation takes that asks for nothing: no field, and none that it does not know."""
+
+
 class GoOnline(_Body, frozen=True):
     """At most one `until_…`. `from_seqno` puts all channels before that seqno first."""
 

@@ -357,8 +357,9 @@ class _Answers:
         if spec.reads:
             assert spec.takes is not None, "what takes content takes a body before it"
             given += await _read_head(request, spec.takes)
-        elif spec.takes is not None:
-            given.append(await _body(request, spec.takes))
+        elif spec.method == "POST":
+            body = await _body(request, spec.takes or api.Nothing)
+            given += [] if spec.takes is None else [body]
         work = functools.partial(spec.call, part, *given)
         if spec.sends:
             hold = request.state.held.hold
