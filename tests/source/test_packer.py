@@ -327,3 +327,17 @@ def test_what_older_rows_hold_stands_in_each_later_fragment_and_makes_a_transact
 def test_what_is_no_change_is_refused_by_name(what: Any) -> None:
     with pytest.raises(TypeError, match="a change is a RowChange or a Statement, not"):
         tranlog.pack([what], source_id="s", event_id="1", tstamp=0)
+
+
+@pytest.mark.parametrize("sql", [None, 5])
+def test_a_statement_without_a_text_is_refused(sql: Any) -> None:
+    """It was written as one whose text is empty."""
+    with pytest.raises(TypeError):
+        tranlog.pack([tranlog.Statement(schema="s", sql=sql, ddl=True)], source_id="s", event_id="1", tstamp=0)
+
+
+@pytest.mark.parametrize("wrong", [{"source_id": 5}, {"event_id": 7}, {"tstamp": 1.5}, {"tstamp": None}])
+def test_what_names_a_transaction_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    """The log refused it, in the words of its encoder, and of one transaction among many."""
+    with pytest.raises(TypeError):  # compiled, in other words
+        tranlog.pack([], **{"source_id": "s", "event_id": "1", "tstamp": 0} | wrong)

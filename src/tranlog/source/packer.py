@@ -225,7 +225,10 @@ class ChangePacker:
     """Packs one transaction of a program's own changes, for `pack` and for what takes them one after the other."""
 
     def __init__(self, *, source_id: str, event_id: str, tstamp: int, rule: ShardRule = _BY_SCHEMA) -> None:
-        """As `pack`. Raises ValueError for an empty event id."""
+        """As `pack`. Raises ValueError for an empty event id, TypeError for what is no text or no whole number."""
+        for name, given, kind in (("source_id", source_id, str), ("event_id", event_id, str), ("tstamp", tstamp, int)):
+            if type(given) is not kind:
+                raise TypeError(f"{name} is {'a text' if kind is str else 'a whole number of ms'}, not {given!r}")
         if not event_id:
             raise ValueError("event_id is empty: it is the source's own position of the transaction")
         self._packer = TransactionPacker(source_id=source_id, rule=rule, touches=RowTouches())
@@ -239,6 +242,8 @@ class ChangePacker:
                 _check_values(change)
             elif not isinstance(change, Statement):
                 raise TypeError(f"a change is a RowChange or a Statement, not {change!r}")
+            elif not isinstance(change.sql, str | bytes):  # else it would be written without its text
+                raise TypeError(f"the sql of a Statement is a text, or bytes, not {change.sql!r}")
             full = self._packer.add(change, event_id=self._event_id, tstamp=self._tstamp)
             if full is not None:
                 yield full
@@ -261,7 +266,7 @@ def pack(
 
     `event_id` is the source's own position of the transaction, `tstamp` its commit time, ms since 1970 UTC. Raises
     ValueError for an empty event id, for a value that its column does not take, and for a change that could not be
-    read back; TypeError for what is no change.
+    read back; TypeError for what is no change, and for an argument of another type.
     """
     packer = ChangePacker(source_id=source_id, event_id=event_id, tstamp=tstamp, rule=rule)
     fragments = list(packer.add(changes))
