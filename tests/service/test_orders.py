@@ -260,6 +260,7 @@ def test_contradictions_are_refused(shop: Shop, told: Tell) -> None:
 def test_a_heartbeat_is_in_the_log_when_the_command_returns(shop: Shop, told: Tell) -> None:
     """A script goes on with its seqno; while the source has not given way, it hears that it is not there yet."""
     install("source.db")
+    assert "Start it with `tranlog capture`" in told("heartbeat early", code=4), "an apply would not do"
     shutil.rmtree("log")  # a source that is SQLite's begins where it says itself
     with ExitStack() as opened:
         source = opened.enter_context(closing(SqliteSource(SqliteSourceOptions(path="source.db", source_id="shop"))))

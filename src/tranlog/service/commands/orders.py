@@ -38,7 +38,15 @@ from tranlog.service.frame.command import AsJson, answer, flag, one_of, option, 
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
-from tranlog.service.process.client import GRACE_S, NOBODY, NODE_START, RunningPipeline, node_of, writer_of
+from tranlog.service.process.client import (
+    GRACE_S,
+    NOBODY,
+    NODE_START,
+    WRITER_START,
+    RunningPipeline,
+    node_of,
+    writer_of,
+)
 from tranlog.service.process.operating import parse_time
 from tranlog.source.kinds import source_kind
 
@@ -385,6 +393,7 @@ def heartbeat(
         running = dataclasses.replace(pipeline, addresses=writer_of(config.log_dir).addresses + pipeline.addresses)
     else:
         running = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
+    running = dataclasses.replace(running, start=WRITER_START)
     found = running.ask("/heartbeat", Beat(name=name, timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     where = f"not in the log within {timeout_s:g} s" if found["seqno"] is None else f"seqno {found['seqno']} of the log"
     answer(found, f"heartbeat {name} is {where}", as_json)

@@ -37,6 +37,7 @@ _START: Final = (
     "Start one with `tranlog apply` or `tranlog run`, or `tranlog apply --offline` to say first how it goes on, "
     "or use --host for its address"
 )
+WRITER_START: Final = "Start it with `tranlog capture` or `tranlog run`, or use --host for its address"
 NODE_START: Final = "Start the node with `tranlog node run`, or use --host for its address"
 _NEWER: Final = "Use the release that the pipeline runs with"
 _AGAIN: Final = "See whether its process runs, and take the message again"
@@ -345,7 +346,8 @@ def owner_of(store_dir: str) -> RunningPipeline:
 
 def writer_of(log_dir: str) -> RunningPipeline:
     """Return whoever captures into a log, running or not."""
-    return RunningPipeline(addresses=tuple(socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())))
+    paths = socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())
+    return RunningPipeline(addresses=tuple(paths), start=WRITER_START)
 
 
 def node_of(log_dir: str) -> RunningPipeline:
