@@ -235,13 +235,14 @@ class Lease:
         restart, begin = restart_seqno(rows), self._target.positions.plans_begin(self._options.pipeline)
         return restart if begin is None else min(restart, begin)
 
-    def release(self, error: TranlogError | None = None) -> None:
-        """Release the pipeline; this also ends tasks of this run that may still be running.
+    def release(self, error: TranlogError | None = None) -> Sequence[ChannelRow]:
+        """Release the pipeline, which also ends its tasks that may still run; return the rows, none if it was not held.
 
         `error`: why the run ends; stored with channel 0's position until the next run. Raises none of our errors.
         """
+        rows: Sequence[ChannelRow] = ()
         if not self.held:
-            return
+            return rows
         target, name = self._target, self._options.pipeline
         try:
             target.reconnect()
@@ -256,6 +257,7 @@ class Lease:
         except TranlogError as exc:
             logger.warning("could not give the pipeline back pipeline=%s why=%s", name, exc)
         self.held = False
+        return rows
 
     def _write(self, row: PipelineRow, token: int, holder: str, rows: Sequence[ChannelRow] | None = None) -> int:
         """Write another holder into the pipeline's row, whose plan stays; return its new token."""
