@@ -16,6 +16,7 @@ T, U = ("d", "t"), ("s", "u")
     [
         ("TRUNCATE t", [T], [T]),
         ("truncate table s.u", [U], [U]),
+        ("TRUNCATE t, s.u CASCADE", [T, U], [T, U]),
         ("CREATE TABLE t (a INT)", [T], [T]),
         ("CREATE TABLE IF NOT EXISTS `t` (a INT)", [T], []),
         ("/* why */ -- and\n CREATE OR REPLACE TABLE `s`.`u` LIKE d.t", [U], [U]),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tranlog.change import TableName
 from tranlog.table_edits import (
     AddedColumn,
     DroppedColumn,
@@ -16,6 +17,7 @@ from tranlog.table_edits import (
     RetypedColumn,
     column_size,
     table_edits,
+    truncated_tables,
 )
 
 T, U = ("d", "t"), ("s", "u")
@@ -106,6 +108,44 @@ def test_what_is_not_understood(text: str) -> None:
     assert table_edits(text, schema="d") is None
 
 
+@pytest.mark.parametrize(
+    ("text", "tables"),
+    [
+        ("TRUNCATE t", [T]),
+        ("truncate /* why */ table `s`.`u` WAIT 5; -- so", [U]),
+        ("TRUNCATE TABLE t NOWAIT", [T]),
+        ('TRUNCATE TABLE "s"."u", "d"."t""x" RESTART IDENTITY CASCADE', [U, ("d", 't"x')]),
+        ("TRUNCATE t, s.u CONTINUE IDENTITY RESTRICT", [T, U]),
+    ],
+)
+def test_which_tables_a_truncate_empties(text: str, tables: list[TableName]) -> None:
+    assert truncated_tables(text, schema="d") == tuple(tables)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "TRUNCATE",
+        "TRUNCATE TABLE",
+        "TRUNCATE ONLY t",
+        "TRUNCATE t *",
+        "TRUNCATE t PARTITION (p)",
+        "TRUNCATE t RESTART",
+        "TRUNCATE t, ",
+        "TRUNCATE t; DELETE FROM u",
+        "TRUNCATE t WAIT",
+        "TRUNCATE 't'",
+        "ALTER TABLE t TRUNCATE PARTITION p",
+        "SET STATEMENT max_statement_time = 1 FOR TRUNCATE t",
+        "DELETE FROM t",
+    ],
+)
+def test_what_is_no_truncate_of_tables(text: str) -> None:
+    assert truncated_tables(text, schema="d") is None
+    assert table_edits("TRUNCATE t", schema="d") is None
+
+
 _WORDS = st.sampled_from(
     ["RENAME", "COLUMN", "a", "TO", "ADD", "DROP", "MODIFY", "CHANGE", "INT", "NOT", "NULL", "DEFAULT", *"(),;.='`"]
 )
@@ -115,6 +155,8 @@ _WORDS = st.sampled_from(
 def test_any_text_is_read_or_is_not(text: str) -> None:
     found = table_edits("ALTER TABLE t " + text, schema="d")
     assert found is None or all(edit.table[1] for edit in found)
+    emptied = truncated_tables("TRUNCATE " + text, schema="d")
+    assert emptied is None or all(emptied)
 
 
 @pytest.mark.parametrize(

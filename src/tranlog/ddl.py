@@ -84,7 +84,7 @@ class _Head(TokenReader):
         match self.take("CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"):
             case "TRUNCATE":
                 self.take("TABLE")
-                return _emptied([self.qualified()])
+                return _emptied(self._names())
             case "RENAME":
                 return self._rename()
             case "":

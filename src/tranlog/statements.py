@@ -27,6 +27,9 @@ class StatementKind(enum.Enum):
     """Changes rows, and the binlog holds the statement in their place."""
 
 
+TEMPORARY: Final = "temporary"
+"""An option of a recorded TRUNCATE, "1": it emptied a temporary table, which only its session sees."""
+
 _DDL_WORDS: Final = frozenset({"CREATE", "ALTER", "DROP", "RENAME"})
 _ADMINISTRATION_WORDS: Final = frozenset(
     {

@@ -1,9 +1,11 @@
 """What a DDL statement does to tables and their columns, as a list of edits that any kind of database can carry out.
 
-Owns reading ALTER, RENAME and DROP TABLE of MariaDB's and of SQLite's, and how types compare in size. Whether an edit
-is carried out is decided at a target. Pure. The hard idea: a statement is read whole, or it is not understood (None).
+Owns reading ALTER, RENAME and DROP TABLE of MariaDB's and of SQLite's, TRUNCATE of MariaDB's and PostgreSQL's, and how
+types compare in size. Whether an edit is carried out is decided at a target. Pure. The hard idea: a statement is read
+whole, or it is not understood (None).
 
-Source: MariaDB's manual, "ALTER TABLE", "RENAME TABLE", "DROP TABLE"; SQLite's documentation, "ALTER TABLE".
+Source: MariaDB's manual, "ALTER TABLE", "RENAME TABLE", "DROP TABLE", "TRUNCATE TABLE"; SQLite's documentation, "ALTER
+TABLE"; PostgreSQL's manual, "TRUNCATE".
 """
 
 from __future__ import annotations
@@ -114,6 +116,17 @@ def table_edits(text: str, *, schema: str) -> tuple[Edit, ...] | None:
         return None
 
 
+def truncated_tables(text: str, *, schema: str) -> tuple[TableName, ...] | None:
+    """Return the tables that a TRUNCATE which ran in `schema` empties; None where it is none, or may do more.
+
+    With CASCADE it names all of them, as a PostgreSQL source records it.
+    """
+    try:
+        return _Statement(text, schema).truncated()
+    except UnreadError:
+        return None
+
+
 def column_size(declared: str) -> tuple[str, int, int]:
     """Return the family of a column's type and its size in two numbers; no family where it is not known.
 
@@ -170,6 +183,22 @@ class _Statement(TokenReader):
                 yield from sorted(self._altered(), key=lambda edit: _ORDER.index(type(edit)))
             case _:
                 raise UnreadError
+        self._end()
+
+    def truncated(self) -> tuple[TableName, ...]:
+        self.need("TRUNCATE")
+        self.take("TABLE")
+        names = [self.qualified()]
+        while self.sign(","):
+            names.append(self.qualified())
+        self.pass_wait()
+        if self.take("RESTART", "CONTINUE"):
+            self.need("IDENTITY")
+        self.take("RESTRICT", "CASCADE")
+        self._end()
+        return tuple(names)
+
+    def _end(self) -> None:
         self.sign(";")
         if self.now.kind != "end":
             raise UnreadError

@@ -26,6 +26,7 @@ from fix_target import (
     ID,
     INTEGER,
     ITEMS,
+    MOVES,
     PIPELINE,
     TEXT,
     Bench,
@@ -37,14 +38,17 @@ from fix_target import (
     session_of,
 )
 from tranlog.capture.capture import Capture
-from tranlog.capture.load_requests import LoadRequest, ask
-from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
+from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
+from tranlog.change import Change, Column, Fragment, Op, Options, RowChange, Statement, TableMap
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TranlogError
-from tranlog.ids import Seqno
+from tranlog.ids import Gtid, Seqno
+from tranlog.loads import LoadChunk, mark_of
 from tranlog.log.writing.log import Log
+from tranlog.payload import decode
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.source import sqlite
 from tranlog.source.kinds import SourceOptions, source_kind
+from tranlog.source.mariadb import MariadbSourceOptions
 from tranlog.source.sqlite import SqliteSourceOptions
 from tranlog.table_notes import held_here, notes_of
 from tranlog.target.database import SqlRows
@@ -448,11 +452,142 @@ def test_a_sqlite_does_not_tell_the_case_of_a_tables_name(following: Bench) -> N
     assert following.rows(replace_name(ITEMS, "sold")) == content([(1, "a", 1)])
 
 
+# --- TRUNCATE ----------------------------------------------------------------------------------------------
+
+
+def truncated(bench: Bench, names: str, then: Sequence[Change] = (), **more: object) -> None:
+    """Apply a TRUNCATE of a source of another kind, and changes after it, as one transaction."""
+    of = "mariadb" if bench.target.kind == "postgres" else "postgres"
+    statement = Statement(schema="shop", sql=f"TRUNCATE TABLE {names}", ddl=False, **more)  # type: ignore[arg-type]
+    bench.apply([statement, *then], metadata=(("dbms_type", of),))
+
+
+OTHER = replace_name(ITEMS, "Or ders")
+
+
+def test_a_truncate_empties_tables_in_the_target_transaction(following: Bench) -> None:
+    """With rows before and after it; one that is not here has none. Taken back with what does not fit, and once."""
+    both = content([(1, "a", 1)])
+    following.apply([insert(ITEMS, (1, "a", 1)), insert(OTHER, (1, "a", 1)), insert(MOVES, (1, "a", 1))])
+    for then in ([delete(ITEMS, (7, "none", 7))], [insert(ITEMS, (1, "b", 1))] * 2):
+        with pytest.raises(ConflictError):
+            truncated(following, 'items, "Or ders", none', then)
+        assert following.rows(ITEMS) == following.rows(OTHER) == both
+        following.target.reconnect()
+        claim_again(following)
+    truncated(following, 'items, "shop"."Or ders", none RESTART IDENTITY CASCADE', [insert(ITEMS, (1, "b", 2))])
+    assert following.rows(ITEMS) == content([(1, "b", 2)]) and not following.rows(OTHER)
+    assert following.rows(MOVES) == both and following.stored_seqno() == 1
+    following.target.reconnect()
+    claim_again(following)
+    following.apply([insert(OTHER, (1, "c", 1)), delete(ITEMS, (1, "b", 2))])
+    assert not following.rows(ITEMS) and following.rows(OTHER) == content([(1, "c", 1)])
+
+
+def test_rows_before_a_truncate_in_its_transaction_go_with_it(following: Bench) -> None:
+    """A PostgreSQL source has such transactions, and a pipeline may collapse the changes of a key."""
+    for net_effect in (False, True):
+        following.target.rows.options = replace(following.options, net_effect=net_effect)  # type: ignore[attr-defined]
+        statement = Statement(schema="shop", sql='TRUNCATE TABLE "shop"."items"', ddl=False)
+        of = "mariadb" if following.target.kind == "postgres" else "postgres"
+        changes: list[Change] = [insert(ITEMS, (1, "a", 1)), statement, insert(ITEMS, (1, "b", 1)), statement]
+        following.apply([*changes, insert(ITEMS, (1, "c", 1))], metadata=(("dbms_type", of),))
+        assert following.rows(ITEMS) == content([(1, "c", 1)])
+        following.apply([delete(ITEMS, (1, "c", 1))])
+
+
+def test_a_truncate_is_no_loss_by_the_schema(
+    targets: dict[str, TargetOptions], open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    for options in targets.values():
+        bench = open_bench(replace(options, ddl="follow", ddl_loss="stop"))
+        bench.apply([insert(ITEMS, (1, "a", 1))])
+        truncated(bench, "items")
+        assert not bench.rows(ITEMS)
+
+
+def test_a_table_that_the_source_dropped_keeps_its_rows(following: Bench) -> None:
+    """The TRUNCATE is of the new one, which has no row here."""
+    if following.target.kind != "postgres":
+        return  # of what is not PostgreSQL only a MariaDB has both statements, and it is no source of another kind
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    following.apply([said("DROP TABLE items")], metadata=OF_MARIADB)
+    following.apply([said("CREATE TABLE IF NOT EXISTS items (id INT)")], metadata=OF_MARIADB)
+    truncated(following, "items")
+    assert following.rows(ITEMS) == content([(1, "a", 1)]) and len(noted(following)) == 1
+
+
+def test_a_column_of_which_nothing_is_known_follows_once_the_rows_are_gone(following: Bench) -> None:
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    wider = with_columns(ITEMS, *ITEMS.columns, NOTE)
+    truncated(following, "items", [insert(wider, (1, "a", 1, "x"))])
+    assert following.rows(wider) == content([(1, "a", 1, "x")])
+
+
+def refer(bench: Bench, child: str, parent: str, rule: str = "") -> None:
+    """Make a foreign key of the target's own, from the column n."""
+    named = bench.target.rows.dialect.table_name  # type: ignore[attr-defined]
+    child, parent = (named(replace_name(ITEMS, one)) for one in (child, parent))
+    bench.session.run(f"ALTER TABLE {child} ADD FOREIGN KEY (n) REFERENCES {parent} (id) {rule}")
+
+
+@pytest.mark.parametrize("rule", ["ON DELETE CASCADE", "ON DELETE SET NULL", ""])
+def test_rows_of_other_tables_stand_against_a_truncate(following: Bench, rule: str) -> None:
+    """None of them is lost; when they are gone the statement is carried out. SQLite checks no foreign keys here."""
+    if following.target.kind == "sqlite":
+        return
+    lines = replace_name(ITEMS, "lines")
+    following.apply([insert(ITEMS, (1, "a", None)), insert(ITEMS, (2, "b", 1)), insert(lines, (7, "x", 1))])
+    for child in ("items", "lines"):
+        refer(following, child, "items", rule)
+    said = "foreign keys here would delete or change rows of shop.lines with it" if rule else "cannot be emptied here"
+    why = rf"seqno 1, statement 'TRUNCATE TABLE items': .*{said}.*start again; .*tranlog online --skip-seqno 1`"
+    with pytest.raises(DdlStopError, match=why):
+        truncated(following, "items")
+    assert len(following.rows(ITEMS)) == 2 and following.rows(lines) == content([(7, "x", 1)])
+    following.session.run("DELETE FROM shop.lines")
+    if rule or following.target.kind == "postgres":
+        truncated(following, "items")
+        assert not following.rows(ITEMS)
+        return
+    with pytest.raises(DdlStopError, match="cannot be emptied here"):  # a MariaDB may not leave out its own key then
+        truncated(following, "items")
+    truncated(following, "items, lines")
+    assert not following.rows(ITEMS)
+
+
+@pytest.mark.parametrize("rule", ["", "ON DELETE CASCADE", "ON DELETE SET NULL"])
+def test_tables_that_refer_to_each_other_are_emptied_together(following: Bench, rule: str) -> None:
+    """In whatever order the statement names them, to themselves and in a circle."""
+    if following.target.kind == "sqlite":
+        return
+    others = [replace_name(ITEMS, name) for name in ("lines", "parts")]
+    following.apply([insert(one, (id, "a", id - 1 or None)) for one in (ITEMS, *others) for id in (1, 2, 3)])
+    for child, parent in (("lines", "items"), ("parts", "lines")):
+        refer(following, child, parent, rule)
+    truncated(following, "items, lines, parts")
+    for child, parent in (("items", "parts"), ("parts", "parts")):
+        refer(following, child, parent, rule)
+    rows = [insert(one, (1, "a", None)) for one in (ITEMS, *others)]
+    circle = [RowChange(one, Op.UPDATE, (1, "a", None), (1, "a", 1)) for one in (ITEMS, *others)]
+    following.apply([*rows, *circle, insert(others[1], (2, "b", 1))])
+    truncated(following, "items, lines, parts", rows)
+    assert all(following.rows(one) == content([(1, "a", None)]) for one in (ITEMS, *others))
+
+
+def test_a_table_without_transactions_is_not_emptied(targets: dict[str, TargetOptions]) -> None:
+    with closing(Bench(replace(targets["mariadb"], ddl="follow"))) as bench:
+        bench.session.run("CREATE DATABASE shop")
+        bench.session.run("CREATE TABLE shop.items (id int PRIMARY KEY) ENGINE = MyISAM")
+        with pytest.raises(TargetTableError, match=r"shop\.items \(seqno 0\): its engine is MyISAM"):
+            truncated(bench, "items")
+
+
 # --- from real sources -------------------------------------------------------------------------------------
 
 
 class Flow:
-    """One table of a real source, captured into a log and applied to a target of another kind that follows."""
+    """Tables of a real source, captured into a log and applied to a target of another kind that follows."""
 
     def __init__(self, options: SourceOptions, target: TargetOptions, log: Path) -> None:
         self.options, self.target, self.log = options, replace(target, ddl="follow"), log
@@ -474,10 +609,9 @@ class Flow:
     def assert_equal(self) -> None:
         """Hold the rows of both sides against each other."""
         with closing(source_kind(self.options.kind).tables(self.options)) as reader:
-            (of,) = reader.tables()
-            wanted = content(reader.rows(of))
+            wanted = {of: content(reader.rows(of)) for of in reader.tables()}
         with closing(open_target(self.target)) as target:
-            assert content(target.rows.read(of)) == wanted
+            assert {of: content(target.rows.read(of)) for of in wanted} == wanted != {}
 
 
 FIRST = ("CREATE TABLE t (id INT PRIMARY KEY, n INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
@@ -598,14 +732,145 @@ def test_where_a_postgres_catalogue_does_not_say_it_the_row_stops(
     assert isinstance(error, TargetTableError) and "column e is missing" in str(error)
 
 
+PAIRS: Final = (("mariadb", "postgres"), ("mariadb", "sqlite"), ("postgres", "mariadb"), ("postgres", "sqlite"))
+
+
+@dataclass
+class Shop:
+    """A MariaDB or PostgreSQL with tables that refer to each other, loaded into a target of another kind."""
+
+    kind: str
+    flow: Flow
+    run: Callable[..., None]
+
+
+@pytest.fixture
+def shop(
+    request: pytest.FixtureRequest, source: str, target: str, targets: dict[str, TargetOptions], tmp_path: Path
+) -> Shop:
+    names = ("mariadb", "mariadb_database") if source == "mariadb" else ("postgres_source", "postgres_source_database")
+    server, database = (request.getfixturevalue(name) for name in names)
+    there: SourceOptions = (
+        options_for(server, source_id="shop", databases=(database,))
+        if source == "mariadb"
+        else postgres_options(server, database, source_id="shop", identity="set")
+    )
+    one = Shop(
+        source,
+        Flow(there, targets[target], tmp_path / "log"),
+        partial(run if source == "mariadb" else postgres_run, server, database),
+    )
+    one.run(
+        "CREATE TABLE area (id INT PRIMARY KEY, n INT)",
+        "CREATE TABLE line (id INT PRIMARY KEY, up INT REFERENCES area (id))",
+        "CREATE TABLE noted (a INT, b VARCHAR(20))",
+        "INSERT INTO area VALUES (1, 1), (2, 2), (3, 3)",
+        "INSERT INTO line VALUES (1, 1), (2, 1), (3, 2)",
+        "INSERT INTO noted VALUES (1, 'x'), (1, 'x'), (2, NULL)",
+    )
+    assert one.flow.carry(LoadRequest(load="1", asked_at=0)) is None
+    one.flow.assert_equal()
+    return one
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_tables_that_a_source_empties_are_emptied(shop: Shop) -> None:
+    """With rows of the same keys before and after it, and after a restart of capture and pipeline."""
+    shop.run("INSERT INTO area VALUES (4, 4)", "INSERT INTO noted VALUES (3, 'y')")
+    if shop.kind == "mariadb":
+        shop.run("SET foreign_key_checks = 0", "TRUNCATE TABLE area WAIT 5", "truncate /* both */ `line`")
+        shop.run("TRUNCATE noted")
+    else:
+        again = "INSERT INTO area VALUES (1, 5); INSERT INTO line VALUES (9, 1)"
+        shop.run(f"BEGIN; {again.replace('1', '7')}; TRUNCATE area, noted RESTART IDENTITY CASCADE; {again}; COMMIT")
+        shop.run("TRUNCATE line")
+        shop.run("DELETE FROM area")
+    shop.run(
+        "INSERT INTO area VALUES (1, 6), (2, 7)", "INSERT INTO line VALUES (1, 2)", "INSERT INTO noted VALUES (1, 'z')"
+    )
+    assert shop.flow.carry() is None
+    shop.flow.assert_equal()
+    shop.run("UPDATE area SET n = 8 WHERE id = 1", "DELETE FROM noted", "INSERT INTO line VALUES (2, 1)")
+    assert shop.flow.carry() is None
+    shop.flow.assert_equal()
+
+
+@pytest.mark.parametrize(("source", "target"), [("mariadb", "postgres"), ("postgres", "mariadb")])
+def test_a_foreign_key_of_the_target_stands_against_a_source_s_truncate(shop: Shop) -> None:
+    """Nothing of it is applied; when the rows that refer are gone, the pipeline goes on."""
+    with closing(open_target(shop.flow.target)) as target:
+        rows = target.rows
+        assert isinstance(rows, SqlRows)
+        with closing(source_kind(shop.kind).tables(shop.flow.options)) as reader:
+            area = rows.dialect.table_name(next(of for of in reader.tables() if of.table == "area"))
+        rows.session.run(f"CREATE TABLE own (id INT PRIMARY KEY, up INT, FOREIGN KEY (up) REFERENCES {area} (id))")
+        rows.session.run("INSERT INTO own VALUES (1, 3)")
+        shop.run(*(["SET foreign_key_checks = 0"] if shop.kind == "mariadb" else []), "DELETE FROM line")
+        shop.run(
+            *(["SET foreign_key_checks = 0", "TRUNCATE area"] if shop.kind == "mariadb" else ["TRUNCATE area CASCADE"]),
+            "INSERT INTO area VALUES (3, 9)",
+        )
+        error = shop.flow.carry()
+        assert isinstance(error, DdlStopError) and "cannot be emptied here" in str(error)
+        rows.session.run("DELETE FROM own")
+    assert shop.flow.carry() is None
+    shop.flow.assert_equal()
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_table_that_is_emptied_in_the_middle_of_its_load_comes_out_equal(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that were read before it are emptied with the rest, those after it have what came since."""
+    for name in ("FIRST", "MOST", "LEAST"):
+        monkeypatch.setattr(f"tranlog.capture.loading._ROWS_{name}", 10)
+    numbers = "seq, seq FROM seq_1_to_60" if shop.kind == "mariadb" else "g, g FROM generate_series(1, 60) g"
+    shop.run("CREATE TABLE large (id INT PRIMARY KEY, n INT)", f"INSERT INTO large SELECT {numbers}")
+    assert shop.flow.carry() is None
+    append = Log.append
+
+    def appended(self: Log, fragment: Fragment) -> Gtid:
+        mark = mark_of(decode(fragment.payload).metadata)
+        if mark is not None and isinstance(mark.step, LoadChunk):
+            give_order(self.path, "2", paused=True)  # while a chunk is read, a TRUNCATE waits
+        return append(self, fragment)
+
+    monkeypatch.setattr(Log, "append", appended)
+    options = shop.flow.options
+    databases = options.databases if isinstance(options, MariadbSourceOptions) else None
+    (schema,) = databases or ("public",)
+    load = LoadRequest(load="2", tables=(f"{schema}.large",), replace=True, asked_at=0)
+    assert shop.flow.carry(load) is None
+    monkeypatch.undo()
+    (request,) = read_requests(str(shop.flow.log))
+    assert 0 < request.progress.rows < 60
+    shop.run("UPDATE large SET n = n + 1", "TRUNCATE large", "INSERT INTO large VALUES (5, 0), (15, 0), (55, 0)")
+    assert shop.flow.carry() is None
+    give_order(str(shop.flow.log), "2", paused=False)
+    shop.run("UPDATE large SET n = n + 1")
+    assert shop.flow.carry() is None
+    assert read_requests(str(shop.flow.log)) == []
+    shop.flow.assert_equal()
+
+
+@pytest.mark.parametrize(("source", "target"), [("mariadb", "postgres")])
+def test_a_temporary_table_is_not_the_table_of_its_name(shop: Shop) -> None:
+    """A session that logs no rows records it."""
+    made = ("SET binlog_format = MIXED", "CREATE TEMPORARY TABLE noted (a INT)")
+    shop.run(*made, "TRUNCATE noted", "DROP TABLE noted")
+    assert shop.flow.carry() is None
+    shop.flow.assert_equal()
+
+
 # --- the matrix --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """One change of a table: the statements that a MariaDB and a SQLite source record, with braces for its name.
+    """One change of a table: the statements that sources record, with braces for its name.
 
-    A statement is empty where there is none. `columns` and `row` come afterwards; no columns: no row does.
+    A statement is empty where there is none. `columns` and `row` come afterwards; no columns: no row does. `empties`:
+    the statement is no DDL, and takes the rows away.
     """
 
     name: str
@@ -615,6 +880,8 @@ class Case:
     row: tuple[Value, ...] = (5, "e", 5)
     before: tuple[Column, ...] = ITEMS.columns
     rows: tuple[tuple[Value, ...], ...] = ((1, "a", 1),)
+    postgres: str = ""
+    empties: bool = False
 
 
 NAME, N = ITEMS.columns[1:]
@@ -630,6 +897,7 @@ ADDED, LABEL = "ALTER TABLE {} ADD note VARCHAR(20)", "ALTER TABLE {} RENAME COL
 LITERAL = f"{ADDED} NOT NULL DEFAULT 'x'"
 DROPPED, MOVED = "ALTER TABLE {} DROP COLUMN n", "ALTER TABLE {} RENAME TO {}_new"
 FREED = "ALTER TABLE {} MODIFY name VARCHAR(20) NULL"
+TRUNCATE = "TRUNCATE TABLE shop.{}"
 INDEX, VIEW = "CREATE INDEX {}_i ON {} (n)", "CREATE VIEW {}_v AS SELECT 1"
 CASES: Final = (
     Case("a new table", MADE, MADE, before=(), rows=()),
@@ -667,6 +935,8 @@ CASES: Final = (
     Case("a dropped table, no rows", "DROP TABLE {}", "DROP TABLE {}", columns=(), rows=()),
     Case("an index", INDEX, INDEX),
     Case("a view", VIEW, VIEW),
+    Case("TRUNCATE, with rows", TRUNCATE, "", postgres=TRUNCATE, empties=True, row=(1, "e", 5)),
+    Case("TRUNCATE, no rows", TRUNCATE, "", postgres=TRUNCATE, empties=True, rows=()),
 )
 
 
@@ -681,14 +951,14 @@ def outcome(bench: Bench, case: Case, source: str) -> str:
         bench.apply([insert(before, one) for one in case.rows])
     shape, stood = shape_of(bench.target, before), bench.applied
     transactions: list[list[Change]] = []
-    if sql := {"mariadb": case.mariadb, "sqlite": case.sqlite}.get(source, ""):  # a PostgreSQL's stream has no DDL
-        transactions.append([Statement(schema=schema, sql=sql.replace("{}", name), ddl=True)])
+    if sql := {"mariadb": case.mariadb, "sqlite": case.sqlite, "postgres": case.postgres}[source]:
+        transactions.append([Statement(schema=schema, sql=sql.replace("{}", name), ddl=not case.empties)])
     if case.columns:
         after = with_columns(before, *case.columns)
         if source == "postgres" and ADDED in case.mariadb:
             after = msgspec.structs.replace(after, older=(("note", "'x'" if case.mariadb == LITERAL else ""),))
         transactions.append([insert(after, case.row)])
-    if not transactions or (source == "sqlite" and not sql):
+    if not transactions or (not sql and (source == "sqlite" or case.empties)):
         return "not there"
     try:
         for changes in transactions:
@@ -703,7 +973,9 @@ def outcome(bench: Bench, case: Case, source: str) -> str:
         bench.target.rows.discard()
     assert bench.applied == stood + len(transactions)
     if case.columns and case.columns == case.before:
-        assert len(list(bench.target.rows.read(before))) == len(case.rows) + 1
+        assert len(list(bench.target.rows.read(before))) == (0 if case.empties else len(case.rows)) + 1
+    if case.empties:
+        return "follows"
     if any(name in line for line in noted(bench)):
         return "held"
     return "follows" if shape_of(bench.target, before) != shape else "goes on"
@@ -721,12 +993,12 @@ What a change of a table at the source comes to at a target, by the option `ddl`
 source record the statement, a PostgreSQL source sends none, and the next row shows the table as it is then. A target of
 the source's own kind (MariaDB, SQLite) runs the statement, unless the option is `ignore`.
 
-- **follows**: the table at the target has changed as the source's has.
+- **follows**: the table at the target has changed, or lost its rows, as the source's has.
 - **goes on**: nothing changed there, and what comes after is applied.
 - **held**: the source took something away, and here it stays. A warning and `tranlog status` name it.
 - **stops at the statement**: nothing of it was applied. The error has the statement, its seqno and the reason. Do by
   hand what it did, then `tranlog online --skip-seqno SEQNO`. DDL that takes rows away, and is not held, stops while
-  they are here; TRUNCATE, at another kind, in any case.
+  they are here; TRUNCATE, at another kind and without `follow`, in any case.
 - **stops at the row**: the table or the value does not fit. The error has the seqno and, for a column that is missing,
   the statement that adds it. Run it, start again, and bring what it holds in older rows by
   `tranlog load --replace --tables TABLE`.
@@ -772,6 +1044,23 @@ Nothing says so where a type is no narrower and the source changed values all th
 numbers for UNSIGNED and NULL for NOT NULL, and spaces at the end of a VARCHAR that becomes a CHAR. `tranlog verify`
 names them.
 
+With `ddl = "follow"` a TRUNCATE of a MariaDB or PostgreSQL source deletes all rows of the same tables at a target of
+another kind, in the target transaction that moves the position: once, and as other changes of rows do, whatever
+`ddl_loss` says. A PostgreSQL source names each table that was emptied, those of CASCADE too, as far as its publication
+has them. A table that is not here has nothing to delete. The DELETE is one transaction: of a table with millions of
+rows it takes as long as a DELETE of them all does, and the server keeps them until it ends. The target's triggers on
+DELETE run, and counters of the target's own columns are not set back.
+
+Foreign keys of the target hold. Tables that one statement empties may refer to themselves and to each other, in a
+circle too; at a MariaDB a circle, or a table that refers to itself, is emptied only where no other table refers to it.
+The statement stops where ON DELETE would delete or change rows of another table, and where the server refuses the
+DELETE since rows of another table refer to these. Delete those rows, or drop the foreign key, and start again.
+
+A TRUNCATE stops as before where it is not certain what it emptied: with an error code, of one partition (ALTER TABLE),
+after SET STATEMENT, or where the log was not captured from one of these kinds. Of a temporary table, which a session
+with `binlog_format = MIXED` or `STATEMENT` records, it is passed over. A filter that changes tables or rows stops at it
+as at any statement, by its option `statements`; with `"pass"` the tables are looked for by the source's names.
+
 With `ddl = "follow"` a table is made as `tranlog tables create` makes it: columns, primary key and unique keys, no
 DEFERRABLE ones beside the primary key, no foreign keys, no other indexes.
 """
@@ -803,7 +1092,8 @@ def test_the_page_says_what_each_change_comes_to(targets: dict[str, TargetOption
                     bench.session.run(f"DELETE FROM {name}")
     for (name, source, kind, ddl), came in found.items():
         if ddl == "follow" and came != "not there":
-            assert came == "follows" or name not in ("a new table", "a new column, no rows"), (source, kind)
+            always = ("a new table", "a new column, no rows", "TRUNCATE, with rows", "TRUNCATE, no rows")
+            assert came == "follows" or name not in always, (source, kind)
             assert came != "goes on" or name not in ("a renamed table", "a dropped table, with rows"), (source, kind)
     text = page(found)
     if os.environ.get(WRITE):

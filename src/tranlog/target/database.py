@@ -27,7 +27,7 @@ from tranlog.table_notes import WHOLE, TableNote, notes_of, stored
 from tranlog.target.batches import Batch, Placed, batch_inserts, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
 from tranlog.target.dialect import Dialect
-from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, named
+from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, emptying, named
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import rows_are_here, rule, shortened, source_of, text_of
@@ -222,8 +222,8 @@ class SqlRows:
         note = notes.get(name, TableNote())
         if WHOLE not in note.dropped:
             return
-        here = self.dialect.table_name(table)
-        if self.session.fetch(f"SELECT 1 FROM {here} LIMIT 1"):
+        if self.has_rows(table):
+            here = self.dialect.table_name(table)
             why = f"the source dropped it at seqno {note.dropped[WHOLE]}, it stayed here, and rows of a new one come"
             remedy = f"DROP TABLE {here} here, or rename it, and start again"
             raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
@@ -237,7 +237,7 @@ class SqlRows:
             return Behind(needed=self.dialect.create_table(table))
 
         def added() -> Mapping[str, str] | None:
-            if not self.session.fetch(f"SELECT 1 FROM {self.dialect.table_name(table)} LIMIT 1"):
+            if not self.has_rows(table):
                 return None
             told = {name.lower(): literal for name, literal in table.older}
             return {**self.notes().get((table.schema, table.table), TableNote()).filled, **told}
@@ -269,6 +269,10 @@ class SqlRows:
             return self.session.table(named(*name))
         except MissingTableError:
             return None
+
+    def has_rows(self, table: TableMap) -> bool:
+        """Whether a table that is here has rows."""
+        return bool(self.session.fetch(f"SELECT 1 FROM {self.dialect.table_name(table)} LIMIT 1"))
 
     def as_spelled_here(self, name: TableName) -> TableName:
         """Return a table's name with the case that it has at this server, for a source that does not tell it apart."""
@@ -363,7 +367,7 @@ class SqlRows:
         except MissingTableError:
             return
         again = f"tranlog load --replace --tables {table.name}"
-        if not self.session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
+        if not self.has_rows(table):
             return
         if not replace:
             raise TargetTableError(
@@ -646,6 +650,8 @@ class _Writing:
             self.ignored += 1
             message = "a statement is passed over, further ones silently why=%s seqno=%d statement=%r"
             rows.warn(why, message, why, unit.seqno, text)
+        elif ruling.truncated:
+            self._empty(unit, ruling.truncated, text)
         elif ruling.edits:
             self._carry_out(unit, statement, ruling.edits, text)
         else:
@@ -687,6 +693,36 @@ class _Writing:
                 self.run_once = number + 1
         rows.store_notes({name: notes.get(name, TableNote()) for name in {**stood, **notes}}, stood)
 
+    def _empty(self, unit: ApplyUnit, tables: Sequence[TableName], text: str) -> None:
+        """Delete the rows of tables that a statement of another kind empties: like rows, in the target transaction."""
+        rows, notes, here = self.rows, self.rows.notes(), dict[TableName, None]()
+        for name in tables:
+            rows.claim_name(named(*name), unit.seqno)
+            table = rows.table_here(name)
+            if table is None or WHOLE in notes.get(name, TableNote()).dropped:
+                continue  # its next row makes it; or it is the one that the source dropped before
+            if table.engine:
+                raise rows._without_transactions({named(*name): table.engine}, unit.seqno)
+            keys = rows.keys(name)
+            here[name if keys is None else keys.name] = None
+        if not here:
+            return
+        by_hand = f"or do at the target what it did, then `tranlog online --skip-seqno {unit.seqno}`"
+        losing = {other for one in here for other in rows.losing(one)} - here.keys()
+        if lost := [".".join(one) for one in sorted(losing) if rows.has_rows(named(*one))]:
+            why = f"foreign keys here would delete or change rows of {', '.join(lost)} with it, which it does not empty"
+            remedy = f"Empty {', '.join(lost)} here, or drop these foreign keys, and start again; {by_hand}"
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=remedy)
+        self.rows_sent = True
+        for sql in emptying(rows.dialect, here, () if rows.dialect.keys_at_end else rows.references()):
+            try:
+                rows.session.run(sql)
+            except (MisfitError, MissingTableError) as exc:
+                why = f"{', '.join(map('.'.join, here))} cannot be emptied here: {exc}"
+                remedy = f"Take away here what refuses it, and start again; {by_hand}"
+                raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=remedy) from exc
+            self.statements += 1
+
     def _run(self, unit: ApplyUnit, statement: Statement, text: str) -> None:
         """Run a statement here; `text` is the source's, for messages. Raises DdlStopError where it fails."""
         rows, dialect = self.rows, self.rows.dialect
@@ -708,7 +744,7 @@ class _Writing:
         self.rows.claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
         if self.rows.table_here(name) is None:
             return False
-        return bool(self.rows.session.fetch(f"SELECT 1 FROM {self.rows.dialect.table_name(there)} LIMIT 1"))
+        return self.rows.has_rows(there)
 
     def _run_apart(self, unit: ApplyUnit, statement: Statement, text: str) -> None:
         """Run a statement that commits, once, outside the target transaction; then begin that anew, guard first."""

@@ -49,6 +49,10 @@ class Dialect:
     """Say why a statement of the same kind is not to be run here; empty where it is."""
     has_sequences: bool
     """Whether rows of a sequence go into a sequence here; else they are passed over."""
+    keys_at_end: bool
+    """Whether foreign keys are checked at a statement's end, so that one can empty tables that refer to each other."""
+    unchecked: str
+    """Before a statement: check no foreign keys for it; empty where none are checked, or no session may do that."""
     statements_commit: bool
     """Whether a recorded statement commits what stands before it, so that it cannot share a target transaction."""
 

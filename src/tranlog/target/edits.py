@@ -7,7 +7,7 @@ that is here is taken away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -224,6 +224,34 @@ def widened(dialect: Dialect, table: TableMap, index: int, here: TargetColumn) -
     holds = family_made == family and all(new >= old for new, old in zip(size_made, most, strict=True))
     # Of a sign that is here the rows are not known, whatever the size.
     return made if holds and ("unsigned" in made) == ("unsigned" in here.declared) else ""
+
+
+def emptying(
+    dialect: Dialect, tables: Collection[TableName], references: Iterable[tuple[TableName, TableName]]
+) -> list[str]:
+    """Return the statements that delete all rows of tables, by their names here.
+
+    `references` are the foreign keys here, (referring table, referred table); these tables, and others that lose no
+    rows by it, may refer to each other in a circle. `tables` is not empty.
+    """
+    deletes = {one: f"DELETE FROM {dialect.table_name(named(*one))}" for one in tables}
+    if dialect.keys_at_end:
+        *others, last = deletes.values()
+        parts = ", ".join([f"emptied_{number} AS ({sql})" for number, sql in enumerate(others)])
+        return [f"WITH {parts} {last}" if parts else last]
+    referring: dict[TableName, set[TableName]] = {one: set() for one in deletes}
+    for one, other in references:
+        referring.get(other, set()).add(one)
+    statements, left = [], list(deletes)
+    while left:
+        before, now = "", [one for one in left if referring[one].isdisjoint(left)]
+        if not now:  # no order does in a circle; where all that refers to a table is emptied, no check would miss any
+            before, now = dialect.unchecked, [one for one in left if referring[one] <= deletes.keys()]
+        if not now:
+            before, now = "", left
+        statements += [before + deletes[one] for one in now]
+        left = [one for one in left if one not in now]
+    return statements
 
 
 def named(schema: str, table: str) -> TableMap:

@@ -861,6 +861,8 @@ MARIADB: Final = Dialect(
     runs_ddl_of=frozenset({"mariadb"}),
     ddl_to_skip=skip_statement,
     has_sequences=True,
+    keys_at_end=False,
+    unchecked="SET STATEMENT foreign_key_checks = 0 FOR ",
     statements_commit=True,
     without_transactions=_WITHOUT_TRANSACTIONS,
     quote=quote,

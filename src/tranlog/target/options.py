@@ -58,11 +58,11 @@ class TargetOptions:
     made from the table map of its first change; a column is added while its table has no rows, or where the source's
     statement says that it is NULL in all of them, takes NULL where the source's does, and gets a wider type where the
     source's has; of a statement from another kind new names of tables and columns are carried out, what takes data away
-    is for `ddl_loss`, and it is passed over where the next rows tell what it did, else it stops. docs/following.md has
-    each change."""
+    is for `ddl_loss`, and it is passed over where the next rows tell what it did, else it stops; a TRUNCATE deletes the
+    rows of the same tables. docs/following.md has each change."""
     ddl_loss: Literal["hold", "ignore", "stop"] = "hold"
-    """With `follow`, what to do with a statement from another kind that takes data away: a dropped column, a dropped
-    table with rows, a type that may be narrower than the one here. `hold`: table, column and type stay as they are
+    """With `follow`, what to do with DDL from another kind that takes data away: a dropped column, a dropped table with
+    rows, a type that may be narrower than the one here. `hold`: table, column and type stay as they are
     here, and a column takes NULL from then on where that can be done; a warning and `tranlog status` name them.
     `ignore`: the same, but nothing is changed here, not even whether a column takes NULL. `stop`: stop at it."""
     net_effect: bool = False

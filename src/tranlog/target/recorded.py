@@ -13,17 +13,20 @@ from typing import Final
 from tranlog.change import Statement, TableName
 from tranlog.ddl import keeps_rows, touched
 from tranlog.errors import DdlStopError
-from tranlog.statements import StatementKind, statement_kind
-from tranlog.table_edits import Edit, table_edits
+from tranlog.statements import TEMPORARY, StatementKind, statement_kind
+from tranlog.table_edits import Edit, table_edits, truncated_tables
 from tranlog.target.target import ApplyUnit
 
 _BY_OPTION: Final = 'ddl = "ignore"'
 _BY_ROWS: Final = "what it does to tables comes with the first change after it"
+_TRUNCATES: Final = frozenset({"mariadb", "postgres"})
+"""Kinds of source of whose TRUNCATE it is known which tables it emptied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What becomes of a statement: it is passed over, for this reason; else its edits are carried out; else it is run.
+    """What becomes of a statement: it is passed over, for this reason; else its edits are carried out, or the tables
+    `truncated` are emptied; else it is run.
 
     `emptied` are the tables that it empties. Where rows of one are still here, the target raises `rows_are_here`.
     """
@@ -31,6 +34,7 @@ class Ruling:
     passed_over: str = ""
     emptied: Sequence[TableName] = ()
     edits: tuple[Edit, ...] = ()
+    truncated: tuple[TableName, ...] = ()
 
 
 def rule(
@@ -56,13 +60,18 @@ def rule(
     source = source_of(unit)
     if source in runs_ddl_of or (source == kind and not statement.ddl):
         return Ruling()
+    if (TEMPORARY, "1") in statement.options:
+        return Ruling(passed_over="a temporary table is its session's own")
     if upkeep:
         return Ruling(passed_over="users, rights and upkeep are each server's own")
     if found and found.sequence and not has_sequences:
         return Ruling(passed_over="a sequence is no table")
+    readable = ddl == "follow" and isinstance(statement.sql, str) and not statement.error_code
+    if readable and not statement.ddl and source in _TRUNCATES:
+        if truncated := truncated_tables(sql, schema=statement.schema):
+            return Ruling(truncated=truncated)
     if ddl == "follow" and statement.ddl and found is not None:
-        readable = not statement.error_code and source != "postgres"
-        if readable and (edits := table_edits(sql, schema=statement.schema)):
+        if readable and source != "postgres" and (edits := table_edits(sql, schema=statement.schema)):
             return Ruling(edits=edits)
         if keeps_rows(sql):
             return Ruling(passed_over=_BY_ROWS, emptied=found.emptied)

@@ -38,7 +38,7 @@ from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.transaction import SourceTransaction
 from tranlog.source.packer import TransactionPacker
 from tranlog.sql_tokens import qualifiers
-from tranlog.statements import StatementKind, statement_kind
+from tranlog.statements import TEMPORARY, StatementKind, statement_kind
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +225,8 @@ class FragmentMaker:
             options.append(("status_variables", query.unread.hex()))
         readable = text if isinstance(text, str) else text.decode("latin-1")
         kind = statement_kind(readable, marked_ddl=transaction.group.gtid.ddl)
+        if kind is StatementKind.EMPTIES and HEADER.unpack_from(event)[-1] & _OF_ITS_SESSION:
+            options.append((TEMPORARY, "1"))
         statement = Statement(
             schema=query.schema,
             sql=text,
@@ -290,6 +292,8 @@ _TABLE_MAP: Final = int(EventType.TABLE_MAP)
 _QUERY: Final = int(EventType.QUERY)
 _ANNOTATE_ROWS: Final = int(EventType.ANNOTATE_ROWS)
 _LOAD: Final = int(EventType.EXECUTE_LOAD_QUERY)
+_OF_ITS_SESSION: Final = 0x04
+"""A flag of an event's header: its statement concerns a temporary table."""
 _FIRST_OF_VERSION_2: Final = int(EventType.WRITE_ROWS)
 
 
