@@ -146,6 +146,14 @@ def test_what_is_no_truncate_of_tables(text: str) -> None:
     assert table_edits("TRUNCATE t", schema="d") is None
 
 
+def test_names_that_a_server_folds_are_read_in_lower_case() -> None:
+    """MariaDB's lower_case_table_names = 1. Columns keep their case."""
+    assert truncated_tables("TRUNCATE Shop.Items", schema="D", folds=True) == (("shop", "items"),)
+    assert table_edits("ALTER TABLE T RENAME U", schema="D", folds=True) == (RenamedTable(T, ("d", "u")),)
+    assert table_edits("ALTER TABLE T RENAME S.U", schema="D", folds=True) == (RenamedTable(T, U),)
+    assert table_edits("ALTER TABLE T RENAME A TO B", schema="D", folds=True) == (RenamedColumn(T, "A", "B"),)
+
+
 _WORDS = st.sampled_from(
     ["RENAME", "COLUMN", "a", "TO", "ADD", "DROP", "MODIFY", "CHANGE", "INT", "NOT", "NULL", "DEFAULT", *"(),;.='`"]
 )

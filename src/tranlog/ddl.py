@@ -61,10 +61,13 @@ def keeps_rows(text: str) -> bool:
         return False
 
 
-def touched(text: str, *, schema: str) -> Touched | None:
-    """Return what a DDL statement that ran in `schema` changes; None where that cannot be told from its text."""
+def touched(text: str, *, schema: str, folds: bool = False) -> Touched | None:
+    """Return what a DDL statement that ran in `schema` changes; None where that cannot be told from its text.
+
+    `folds` as in TokenReader.
+    """
     try:
-        return _Head(text, schema).read()
+        return _Head(text, schema, folds=folds).read()
     except UnreadError:
         return None
 

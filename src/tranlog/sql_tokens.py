@@ -64,10 +64,14 @@ class UnreadError(Exception):
 
 
 class TokenReader:
-    """Reads a text from its front, token by token; `schema` is that of a table's name without one."""
+    """Reads a text from its front, token by token; `schema` is that of a table's name without one.
 
-    def __init__(self, text: str, schema: str = "") -> None:
+    `folds`: names of tables mean those in lower case, whatever their case is in the text.
+    """
+
+    def __init__(self, text: str, schema: str = "", *, folds: bool = False) -> None:
         self.schema = schema
+        self.folds = folds
         self._left = sql_tokens(text, ansi_quotes=True)
         self.now = next(self._left, _END)
         """The next token."""
@@ -116,10 +120,11 @@ class TokenReader:
             raise UnreadError
         return self.skip().text
 
-    def qualified(self) -> tuple[str, str]:
-        """Return a table's schema and name. Raises UnreadError."""
-        first = self.identifier()
-        return (first, self.identifier()) if self.sign(".") else (self.schema, first)
+    def qualified(self, first: str = "") -> tuple[str, str]:
+        """Return a table's schema and name; `first` is what was read of them. Raises UnreadError."""
+        first = first or self.identifier()
+        schema, name = (first, self.identifier()) if self.sign(".") else (self.schema, first)
+        return (schema.lower(), name.lower()) if self.folds else (schema, name)
 
     def if_exists(self) -> bool:
         """Pass over IF EXISTS or IF NOT EXISTS if it comes next; return whether."""

@@ -27,6 +27,8 @@ class StatementKind(enum.Enum):
     """Changes rows, and the binlog holds the statement in their place."""
 
 
+FOLDED_NAMES: Final = "lower_case_table_names"
+"""An option of a recorded statement, "1": its server keeps names of tables in lower case, however the text has them."""
 TEMPORARY: Final = "temporary"
 """An option of a recorded TRUNCATE, "1": it emptied a temporary table, which only its session sees."""
 

@@ -105,24 +105,25 @@ _DECIMALS: Final = frozenset({"DECIMAL", "NUMERIC", "DEC", "FIXED"})
 _FLOATS: Final = {"FLOAT": 4, "REAL": 4, "DOUBLE": 8}
 
 
-def table_edits(text: str, *, schema: str) -> tuple[Edit, ...] | None:
+def table_edits(text: str, *, schema: str, folds: bool = False) -> tuple[Edit, ...] | None:
     """Return what a statement that ran in `schema` does, in order; None where it does, or may do, anything else.
 
-    Keys, indexes, constraints and a table's options are no edits. Names are as the statement spells them.
+    Keys, indexes, constraints and a table's options are no edits. Names are as the statement spells them; `folds` as in
+    TokenReader.
     """
     try:
-        return tuple(_Statement(text, schema).edits())
+        return tuple(_Statement(text, schema, folds=folds).edits())
     except UnreadError:
         return None
 
 
-def truncated_tables(text: str, *, schema: str) -> tuple[TableName, ...] | None:
+def truncated_tables(text: str, *, schema: str, folds: bool = False) -> tuple[TableName, ...] | None:
     """Return the tables that a TRUNCATE which ran in `schema` empties; None where it is none, or may do more.
 
-    With CASCADE it names all of them, as a PostgreSQL source records it.
+    With CASCADE it names all of them, as a PostgreSQL source records it. `folds` as in TokenReader.
     """
     try:
-        return _Statement(text, schema).truncated()
+        return _Statement(text, schema, folds=folds).truncated()
     except UnreadError:
         return None
 
@@ -301,7 +302,7 @@ class _Statement(TokenReader):
             return RenamedColumn(table, name, self.identifier())
         if column:
             raise UnreadError
-        return RenamedTable(table, (name, self.identifier()) if self.sign(".") else (self.schema, name))
+        return RenamedTable(table, self.qualified(name))
 
     def _rest(self) -> list[SqlToken]:
         """Pass over the rest of a clause, and return its tokens that stand in no parentheses."""

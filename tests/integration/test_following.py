@@ -862,6 +862,22 @@ def test_a_temporary_table_is_not_the_table_of_its_name(shop: Shop) -> None:
     shop.flow.assert_equal()
 
 
+def test_names_of_a_mariadb_that_folds_them(
+    start_mariadb: Callable[..., MariaDbServer], targets: dict[str, TargetOptions], tmp_path: Path
+) -> None:
+    """lower_case_table_names = 1: rows come under `items`, however a statement spells it."""
+    server = start_mariadb(options={"lower_case_table_names": 1})
+    server.execute("CREATE DATABASE shop")
+    flow = Flow(options_for(server, source_id="shop", databases=("shop",)), targets["postgres"], tmp_path / "log")
+    run(server, "shop", "CREATE TABLE Items (id INT PRIMARY KEY)", "INSERT INTO Items VALUES (1), (2)")
+    assert flow.carry(LoadRequest(load="1", asked_at=0)) is None
+    for statement in ("TRUNCATE Shop.ITEMS", "ALTER TABLE Items RENAME Sold"):
+        name = "items" if "TRUNCATE" in statement else "sold"
+        run(server, "shop", statement, f"INSERT INTO {name} VALUES ({len(name)})")
+        assert flow.carry() is None
+        flow.assert_equal()
+
+
 # --- the matrix --------------------------------------------------------------------------------------------
 
 

@@ -144,6 +144,9 @@ class CatalogOfNothing:
     def collations(self) -> tuple[dict[int, str], dict[int, str]]:
         return dict(COLLATIONS), {}
 
+    def folds_names(self) -> bool:
+        return False
+
     def foreign_key_edges(self) -> Iterable[Any]:
         return ()
 

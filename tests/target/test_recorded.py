@@ -53,3 +53,10 @@ def test_a_truncate_of_a_temporary_table_is_passed_over(ddl: str) -> None:
     options = (("temporary", "1"),)
     assert ruled("sqlite", "mariadb", by=ddl, options=options).passed_over
     assert ruled("mariadb", "mariadb", by=ddl, options=options) == Ruling()
+
+
+def test_names_that_the_source_folds() -> None:
+    options = (("lower_case_table_names", "1"),)
+    assert ruled("sqlite", "mariadb", sql="TRUNCATE Shop.Items", options=options).truncated == (ITEMS,)
+    altered = ruled("sqlite", "mariadb", sql="ALTER TABLE Items DROP n", ddl=True, options=options)
+    assert altered.edits[0].table == ITEMS

@@ -13,7 +13,7 @@ from typing import Final
 from tranlog.change import Statement, TableName
 from tranlog.ddl import keeps_rows, touched
 from tranlog.errors import DdlStopError
-from tranlog.statements import TEMPORARY, StatementKind, statement_kind
+from tranlog.statements import FOLDED_NAMES, TEMPORARY, StatementKind, statement_kind
 from tranlog.table_edits import Edit, table_edits, truncated_tables
 from tranlog.target.target import ApplyUnit
 
@@ -53,14 +53,16 @@ def rule(
     Raises DdlStopError.
     """
     sql = text_of(statement)
-    found = touched(sql, schema=statement.schema)
+    options = dict(reversed(statement.options))
+    folds = options.get(FOLDED_NAMES) == "1"
+    found = touched(sql, schema=statement.schema, folds=folds)
     upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
     if (statement.ddl or upkeep) and ddl == "ignore":
         return Ruling(passed_over=_BY_OPTION, emptied=found.emptied if found is not None else ())
     source = source_of(unit)
     if source in runs_ddl_of or (source == kind and not statement.ddl):
         return Ruling()
-    if (TEMPORARY, "1") in statement.options:
+    if options.get(TEMPORARY) == "1":
         return Ruling(passed_over="a temporary table is its session's own")
     if upkeep:
         return Ruling(passed_over="users, rights and upkeep are each server's own")
@@ -68,10 +70,10 @@ def rule(
         return Ruling(passed_over="a sequence is no table")
     readable = ddl == "follow" and isinstance(statement.sql, str) and not statement.error_code
     if readable and not statement.ddl and source in _TRUNCATES:
-        if truncated := truncated_tables(sql, schema=statement.schema):
+        if truncated := truncated_tables(sql, schema=statement.schema, folds=folds):
             return Ruling(truncated=truncated)
     if ddl == "follow" and statement.ddl and found is not None:
-        if readable and source != "postgres" and (edits := table_edits(sql, schema=statement.schema)):
+        if readable and source != "postgres" and (edits := table_edits(sql, schema=statement.schema, folds=folds)):
             return Ruling(edits=edits)
         if keeps_rows(sql):
             return Ruling(passed_over=_BY_ROWS, emptied=found.emptied)

@@ -87,11 +87,17 @@ class CapturedTables:
         """The charset of each collation by the server's number for it."""
         self.collations: dict[int, str] = {}
         """The name of each collation by that number."""
+        self.folds_names = False
+        """Whether the server keeps names of databases and tables in lower case."""
 
     def learn(self) -> None:
-        """Ask a server for its foreign keys and collations. Raises SourceSetupError, SourceUnavailableError."""
+        """Ask a server for its foreign keys, collations and case of names.
+
+        Raises SourceSetupError, SourceUnavailableError.
+        """
         self._know_keys()
         self.charsets, self.collations = self._catalog.collations()
+        self.folds_names = self._catalog.folds_names()
 
     def forget(self) -> None:
         """Learn all tables anew: there was DDL, or may have been."""

@@ -41,6 +41,10 @@ class Catalog:
             )
         return {int(row[0]): str(row[1]) for row in rows}, {int(row[0]): str(row[2]) for row in rows}
 
+    def folds_names(self) -> bool:
+        """Whether the server keeps names of databases and tables in lower case, however a statement spells them."""
+        return str(self._control.rows("SELECT @@lower_case_table_names")[0][0]) == "1"
+
     def forget_tables(self) -> None:
         """Ask anew about every table: there was DDL."""
         self._known.clear()

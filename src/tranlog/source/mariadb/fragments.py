@@ -38,7 +38,7 @@ from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.transaction import SourceTransaction
 from tranlog.source.packer import TransactionPacker
 from tranlog.sql_tokens import qualifiers
-from tranlog.statements import TEMPORARY, StatementKind, statement_kind
+from tranlog.statements import FOLDED_NAMES, TEMPORARY, StatementKind, statement_kind
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +223,8 @@ class FragmentMaker:
                 options.append((name, value))
         if query.unread:
             options.append(("status_variables", query.unread.hex()))
+        if self._captured.folds_names:
+            options.append((FOLDED_NAMES, "1"))
         readable = text if isinstance(text, str) else text.decode("latin-1")
         kind = statement_kind(readable, marked_ddl=transaction.group.gtid.ddl)
         if kind is StatementKind.EMPTIES and HEADER.unpack_from(event)[-1] & _OF_ITS_SESSION:
@@ -242,7 +244,7 @@ class FragmentMaker:
 
         Raises UnsupportedEventError for one that reaches from captured databases into others.
         """
-        found = touched(_text(statement), schema=statement.schema)
+        found = touched(_text(statement), schema=statement.schema, folds=self._captured.folds_names)
         if found is None:  # no form that we know: as a replica judges it
             return not statement.schema or self._options.captures(statement.schema)
         others = [schema for schema in found.databases if not self._options.captures(schema)]
