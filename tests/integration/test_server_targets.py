@@ -364,6 +364,26 @@ def test_rows_that_pass_each_other_take_no_rows_of_others_along(bench: Bench, ac
     assert bench.rows(child) == content([(1, "a", 1, 1)])
 
 
+def test_a_net_effect_leaves_to_foreign_keys_what_they_act_on(bench: Bench) -> None:
+    """docs/configuration.md, `net_effect`: neither a key that changes nor a row that comes again is something else."""
+    target = open_target(replace(bench.options, net_effect=True))
+    bench.target.close()
+    bench.target = target
+    claim(bench)
+    session, dialect = session_of(target), target.rows.dialect  # type: ignore[attr-defined]
+    child = table("child", ID, column("up", INTEGER, ITEMS.columns[0].source_type))
+    for one in (ITEMS, child):
+        target.rows.create_table(one)
+    session.run(
+        f"ALTER TABLE {dialect.table_name(child)} ADD FOREIGN KEY (up) REFERENCES {dialect.table_name(ITEMS)} (id) "
+        "ON DELETE CASCADE ON UPDATE CASCADE"
+    )
+    bench.apply([insert(ITEMS, (1, "a", 1)), insert(ITEMS, (2, "b", 2)), insert(child, (1, 1)), insert(child, (2, 2))])
+    bench.apply([update(ITEMS, (1, "a", 1), (5, "a", 1)), delete(ITEMS, (2, "b", 2)), insert(ITEMS, (2, "c", 2))])
+    assert bench.rows(ITEMS) == content([(5, "a", 1), (2, "c", 2)])
+    assert bench.rows(child) == content([(1, 5)])
+
+
 def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
     """ "an audit trigger at the target counts changes per table, operation and key"."""
 

@@ -192,14 +192,20 @@ class _Effect:
 class _TableEffect:
     """The net effect on one table: by key, or for a table without one as it came."""
 
-    __slots__ = ("effects", "heavy", "key_may_be_null", "plain", "table")
+    __slots__ = ("acted_on", "effects", "heavy", "key_may_be_null", "plain", "table")
 
-    def __init__(self, table: TableMap) -> None:
+    def __init__(self, table: TableMap, acted_on: bool) -> None:
         self.table = table
         self.effects: dict[Row, _Effect] = {}
         self.plain: list[tuple[Seqno, RowChange]] = []
         self.heavy = heavy_columns(table)
         self.key_may_be_null = any(table.columns[i].nullable for i in table.primary_key)
+        self.acted_on = acted_on
+
+    def takes_others(self, change: RowChange) -> bool:
+        """Whether foreign keys of others act on this change: a row goes, or its key changes."""
+        before, after = change.before, change.after
+        return before is not None and (after is None or self.table.key_of(before) != self.table.key_of(after))
 
     def has_null_key(self, change: RowChange) -> bool:
         """Whether a key of this change names no row, as NULL does in SQLite."""
@@ -285,11 +291,14 @@ def _fill(after: Row, earlier: Row) -> Row:
     return tuple(filled)
 
 
-def net_effect(stream: Iterable[Placed]) -> Iterator[Placed]:
+def net_effect(
+    stream: Iterable[Placed], acted_on: Callable[[TableMap], bool] = lambda table: False
+) -> Iterator[Placed]:
     """Collapse the changes of one key to their net effect: at most one change per row, grouped by table.
 
     Shape: a statement divides the stream, nothing passes it, and so does a change that finds another row than those
-    before it left; changes of tables without a key stay as they came, so do those with NULL in their key. Tables come
+    before it left; changes of tables without a key stay as they came, so do those with NULL in their key, and, of a
+    table that is `acted_on` by foreign keys of others when its rows go, those that they act on. Tables come
     in the order in which they were first touched: foreign keys and unique keys of the target may object where the
     log's own order would not, and the caller then applies that one.
     """
@@ -309,15 +318,17 @@ def net_effect(stream: Iterable[Placed]) -> Iterator[Placed]:
             yield from _pour(tables)  # altered in between: rows of two forms do not merge
             effect = None
         if effect is None:
-            effect = tables[name] = _TableEffect(change.table)
-        if effect.key_may_be_null and effect.has_null_key(change):
+            effect = tables[name] = _TableEffect(change.table, acted_on(change.table))
+        if (effect.key_may_be_null and effect.has_null_key(change)) or (
+            effect.acted_on and effect.takes_others(change)
+        ):
             yield from _pour(tables)
             yield seqno, change
             continue
         if effect.contradicts(change):
             yield from _pour(tables)
             held = size = 0
-            effect = tables[name] = _TableEffect(change.table)
+            effect = tables[name] = _TableEffect(change.table, effect.acted_on)
         effect.add(seqno, change)
         held += 1
         for row in (change.before, change.after):

@@ -76,6 +76,8 @@ class SqlRows:
     """By a name here: the source's table that has it. This and what was warned of outlive the connection."""
     warned: set[str]
     bindings: dict[TableMap, Binding] = field(default_factory=dict)
+    losers: dict[TableName, bool] = field(default_factory=dict)
+    """As far as it was asked: the answers of `acted_on`."""
     pipeline: str = ""
     """Whose rows are written; empty until some are."""
     followed: set[Behind] = field(default_factory=set)
@@ -98,10 +100,12 @@ class SqlRows:
     def discard(self) -> None:
         # The operator will mend a table, or one that this transaction made is gone with it.
         self.bindings.clear()
+        self.losers.clear()
 
     def forget_tables(self) -> None:
         """Forget what every table is, after a statement that may have changed any."""
         self.bindings.clear()
+        self.losers.clear()
         self.homes.clear()
 
     def warn(self, about: str, message: str, *values: object) -> None:
@@ -356,6 +360,13 @@ class SqlRows:
     def losing(self, table: TableName) -> list[TableName]:
         return self.session.losing(named(*table))
 
+    def acted_on(self, table: TableMap) -> bool:
+        """Whether foreign keys act here when rows of a table go."""
+        name = (table.schema, table.table)
+        if name not in self.losers:
+            self.losers[name] = bool(self.losing(name))
+        return self.losers[name]
+
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         return self.session.slow_references()
 
@@ -486,7 +497,9 @@ class _Writing:
             stream: Iterator[Placed] = ((unit.seqno, change) for change in self._counted(rest))
         else:
             stream = self._stream()
-        yield from batch_up(net_effect(stream) if self.rows.options.net_effect else stream, self.rows.bind)
+        yield from batch_up(
+            net_effect(stream, self.rows.acted_on) if self.rows.options.net_effect else stream, self.rows.bind
+        )
 
     def _inserts(self, unit: ApplyUnit) -> Generator[Batch, None, Iterator[Change]]:
         """Yield what a load brings, which is inserts, and count it; return the rest."""

@@ -67,8 +67,9 @@ class TargetOptions:
     `ignore`: the same, but nothing is changed here, not even whether a column takes NULL. `stop`: stop at it."""
     net_effect: bool = False
     """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
-    whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and
-    statements are never collapsed; what a target's constraints refuse is applied again in the log's order."""
+    whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, deletes
+    and changes of a key on which foreign keys act (ON DELETE CASCADE, SET NULL, SET DEFAULT), and statements are never
+    collapsed; what a target's constraints refuse is applied again in the log's order."""
     triggers: Literal["fire", "off"] = "fire"
     """Whether the target's own triggers run while changes are applied. `off` needs a superuser at PostgreSQL, and
     turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows. MariaDB
