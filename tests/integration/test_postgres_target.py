@@ -415,6 +415,15 @@ def test_a_deferred_constraint_that_objects_at_commit(bench: Bench) -> None:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
+def test_what_the_server_says_of_a_way_on_is_passed_on(bench: Bench) -> None:
+    """As at a target that publishes a table without a key: no row is at fault, and the hint has the statement."""
+    bench.target.rows.create_table(MOVES)
+    sql(bench, "CREATE PUBLICATION onwards FOR TABLE shop.moves")
+    bench.apply([insert(MOVES, (1, "a", 1))])
+    with pytest.raises(ConflictError, match=r"no.* replica identity .*set REPLICA IDENTITY using ALTER TABLE"):
+        bench.apply([update(MOVES, (1, "a", 1), (1, "b", 1))])
+
+
 def test_a_commit_that_is_refused_alone_is_a_conflict(bench: Bench) -> None:
     """Where asking the constraints before has brought nothing: named by its transaction, and nothing of it is there."""
     bench.target.rows.create_table(ITEMS)

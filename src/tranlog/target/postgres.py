@@ -661,10 +661,10 @@ def _flush(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, None]:
 
 
 def _message(exc: psycopg.Error) -> str:
-    """Return the server's message in one line, with its detail, which names the key, but not the statement."""
+    """Return the server's message in one line, with its detail, which names the key, and its hint of what to do."""
     if exc.diag.message_primary:
-        detail = f" ({exc.diag.message_detail})" if exc.diag.message_detail else ""
-        return f"{exc.diag.message_primary}{detail}"
+        more = " ".join(filter(None, (exc.diag.message_detail, exc.diag.message_hint)))
+        return f"{exc.diag.message_primary} ({more})" if more else exc.diag.message_primary
     return " ".join(str(exc).split())
 
 
