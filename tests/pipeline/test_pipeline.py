@@ -9,7 +9,7 @@ import pytest
 
 from tranlog import Pipeline
 from tranlog.errors import ConfigError
-from tranlog.pipeline.filters.filters import Delay, EachTransaction
+from tranlog.pipeline.filters.filters import Delay, EachTransaction, MaskColumns
 from tranlog.target.options import TargetOptions
 
 
@@ -33,6 +33,9 @@ def test_it_is_apply_with_its_options() -> None:
         ({"target": "x.db", "chanels": 4}, "chanels"),
         ({"target": "x.db", "channels": 0}, "channels"),
         ({"target": "x.db", "filters": [Delay(delay_s=-1)]}, "filter 1.delay_s"),
+        ({"target": "x.db", "filters": ["shop.*"]}, "filter 1"),
+        ({"target": "x.db", "filters": [MaskColumns(table="a.b", columns=("c",), by="null")]}, "filter 1.by"),  # type: ignore[arg-type]
+        ({"target": "x.db", "filters": [Delay(delay_s="5")]}, "filter 1.delay_s"),  # type: ignore[arg-type]
         ({"target": TargetOptions(kind="sqlite")}, "target.path"),
         ({"target": "oracle://till:secret@here/db"}, "target"),
     ],

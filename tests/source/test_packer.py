@@ -340,4 +340,4 @@ def test_a_statement_without_a_text_is_refused(sql: Any) -> None:
 def test_what_names_a_transaction_is_refused_by_name(wrong: dict[str, Any]) -> None:
     """The log refused it, in the words of its encoder, and of one transaction among many."""
     with pytest.raises(TypeError):  # compiled, in other words
-        tranlog.pack([], **{"source_id": "s", "event_id": "1", "tstamp": 0} | wrong)
+        tranlog.pack([], **(dict[str, Any](source_id="s", event_id="1", tstamp=0) | wrong))

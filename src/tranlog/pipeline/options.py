@@ -85,6 +85,7 @@ class ApplyOptions:
         check_kinds(self)
         for name in (self.pipeline, *self.beside):
             check_pipeline_name(name)
+        check_filters(self.filters)  # before the plan, which names them
         self.shard_plan().check()
         if self.plan.by is ShardBy.WRITES and self.parallelization is Parallelization.MEMORY:
             why = 'parallelization = "memory" splits the log by shard; by = "schema" runs there, or "disk" by writes'
@@ -93,7 +94,6 @@ class ApplyOptions:
             why = 'commit_order = "source" keeps the channels together; take one of the two out'
             raise ConfigError(option="max_offline_interval_s", value=self.max_offline_interval_s, why=why)
         self.group.check()
-        check_filters(self.filters)
         check_slots(self.wanted_master(), self.shard_plan().channels)
         self.engine.check_for(self.wanted_master())
         if isinstance(self.until_seqno, str) and self.until_seqno != "now":

@@ -22,6 +22,7 @@ import msgspec
 
 from tranlog.change import Change, Column, ForeignKey, TableMap, TableName
 from tranlog.errors import ConfigError
+from tranlog.option_kinds import check_kinds
 from tranlog.row_bytes import encode_value
 from tranlog.types import UNCHANGED, Instant, Json, LogicalType, Value
 
@@ -276,6 +277,7 @@ def check_filters(filters: Sequence[Filter]) -> None:
         if not isinstance(one, tuple(KINDS.values())):
             raise _refuse(f"filter {number}", one, f"it is one of {', '.join(of.__name__ for of in KINDS.values())}")
         try:
+            check_kinds(one)
             check_filter(one)
             if isinstance(one, Delay):
                 delays += 1
