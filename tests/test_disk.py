@@ -8,6 +8,7 @@ for it here, in a process of its own.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import errno
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tranlog.disk import OsDisk
+from tranlog.log.writing.log import Log, LogReader
 
 COARSE_CLOCK = 5
 """CLOCK_REALTIME_COARSE: what file systems take their times from."""
@@ -255,6 +257,7 @@ def test_the_boot_id_is_the_machines(disk: OsDisk) -> None:
 LOCK_AS_WE_DO = """
 import sys
 from tranlog.disk import OsDisk
+from tranlog.log.writing.log import Log, LogReader
 try:
     lock = OsDisk().lock(sys.argv[1])
 except BlockingIOError:
@@ -446,3 +449,25 @@ def test_refused_locks_leave_no_open_file(disk: OsDisk, path: str) -> None:
             disk.lock(path)
     assert len(os.listdir("/proc/self/fd")) == before
     lock.release()
+
+
+def test_a_cursor_that_nobody_closes_costs_no_file(tmp_path: Path) -> None:
+    """README.md's program leaves one; a process that read so lost a file each time, until it had no more."""
+    path = str(tmp_path / "log")
+    Log.open(path, source_id="s").close()
+
+    def look() -> int:
+        with LogReader.open(path) as reader:
+            assert reader.cursor().next() is not None
+        return len(os.listdir("/proc/self/fd"))
+
+    before = look()
+    assert [look() for _ in range(3)] == [before] * 3
+
+
+def test_an_open_file_is_not_copied(tmp_path: Path) -> None:
+    """The copy would close it."""
+    file = OsDisk().open(str(tmp_path / "a"), write=True, create=True)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.copy(file)
+    file.close()

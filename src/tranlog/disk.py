@@ -227,6 +227,12 @@ class OsFile:
             fd, self._fd = self._fd, -1  # in this order: whatever comes between, no later file's number is closed
             os.close(fd)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an open file cannot be copied or pickled")  # its copy would close it
+
+    def __del__(self) -> None:
+        self.close()  # a cursor that nobody has closed must not cost its process a file
+
 
 class OsLock:
     """An open-file-description lock: it excludes a second holder in this process, in another, and Java's own lock.
