@@ -235,6 +235,40 @@ def test_a_difference_is_found_and_repaired_while_both_sides_are_written(
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("source", "target"), [("mariadb", "postgres"), ("postgres", "mariadb"), ("postgres", "sqlite")]
+)
+def test_tables_that_are_emptied_meanwhile_are_equal(
+    request: pytest.FixtureRequest, source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A TRUNCATE between what is read at the source and what is read at the target; the schema keeps its name."""
+    first, second = places(request, source, target, tmp_path)
+    second.schema = first.schema
+    with contextlib.closing(Job(tmp_path, first, second)) as job:
+        deadline = time.monotonic() + 90
+        while job.verify(capsys)[0]:
+            assert time.monotonic() < deadline
+        stop = threading.Event()
+
+        def empty() -> None:
+            for number in itertools.count(1000):
+                if stop.wait(0.2):
+                    return
+                job.source.run("TRUNCATE line", "TRUNCATE item", f"INSERT INTO item VALUES ({number}, 1, 'new')")
+
+        emptying = threading.Thread(target=empty, daemon=True)
+        emptying.start()
+        for _ in range(3):
+            _, found = job.verify(capsys)
+            assert {one["verdict"] for one in found["tables"]} <= {"equal", "not judged"}, found
+        stop.set()
+        emptying.join()
+        code, found = job.verify(capsys)
+        assert (code, found["equal"]) == (0, True), found
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("target", ["mariadb", "postgres"])
 def test_a_repair_brings_again_what_foreign_keys_at_the_target_take_along(
     request: pytest.FixtureRequest, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
