@@ -68,6 +68,7 @@ def mariadb_target_database(mariadb_target: MariaDbServer) -> Iterator[str]:
         before = set(cursor.fetchall())
         cursor.execute(f"CREATE DATABASE {name}")
         yield name
+        cursor.execute("SET foreign_key_checks = 0")  # they may refer to each other
         cursor.execute("SHOW DATABASES")
         for (made,) in set(cursor.fetchall()) - before:
             cursor.execute("DROP DATABASE `" + made.replace("`", "``") + "`")
