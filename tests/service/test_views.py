@@ -457,10 +457,6 @@ def test_metrics_are_the_views_numbers(article: ApplyOptions) -> None:
 def test_odd_names_are_escaped(article: ApplyOptions) -> None:
     from dataclasses import replace
 
-    status = found(article, state_of(waiting_for=1))
-    assert status.pipeline is not None
-    odd = replace(article, pipeline='a"b\\c\nd')
-    (labels,) = samples_of(pipeline_families(replace(status, pipeline=replace(status.pipeline, options=odd))))[
-        "tranlog_channels"
-    ]
+    status = found(article, replace(state_of(waiting_for=1), pipeline='a"b\\c\nd'))
+    (labels,) = samples_of(pipeline_families(status))["tranlog_channels"]
     assert dict(labels)["pipeline"] == 'a"b\\c\nd'
