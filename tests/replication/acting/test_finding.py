@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -214,7 +215,8 @@ class HeldDisk(OsDisk):
         self.free.set()
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OsFile:
-        file = HeldFile(super().open(path, write=write, create=create)._fd, path)
+        opened = super().open(path, write=write, create=create)
+        file = HeldFile(os.dup(opened._fd), path)
         file.disk = self
         return file
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import re
 import socket
 import struct
@@ -477,7 +478,7 @@ class SlowDisk(OsDisk):
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OsFile:
         file = super().open(path, write=write, create=create)
-        return SlowFile(file._fd, path)
+        return SlowFile(os.dup(file._fd), path)
 
 
 class FullFile(OsFile):
@@ -498,7 +499,8 @@ class FullDisk(OsDisk):
     full = False
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OsFile:
-        file = FullFile(super().open(path, write=write, create=create)._fd, path)
+        opened = super().open(path, write=write, create=create)
+        file = FullFile(os.dup(opened._fd), path)
         file.disk = self
         return file
 
