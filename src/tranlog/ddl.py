@@ -75,19 +75,13 @@ def touched(text: str, *, schema: str, folds: bool = False) -> Touched | None:
 class _Head(TokenReader):
     """Reads a statement as far as the names in it go."""
 
-    def _names(self) -> list[TableName]:
-        names = [self.qualified()]
-        while self.sign(","):
-            names.append(self.qualified())
-        return names
-
     def read(self) -> Touched:
         if self.take("SET") and self.take("STATEMENT"):
             self.seek("FOR")
         match self.take("CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"):
             case "TRUNCATE":
                 self.take("TABLE")
-                return _emptied(self._names())
+                return _emptied(self.qualified_names())
             case "RENAME":
                 return self._rename()
             case "":
@@ -162,7 +156,7 @@ class _Head(TokenReader):
             self.seek("ON")
             return Touched(names=(self.qualified(),))
         if verb == "DROP" and kind in _LISTED:
-            names = self._names()
+            names = self.qualified_names()
             return _emptied(names) if kind in ("TABLE", "TABLES") else Touched(names=tuple(names), sequence=sequence)
         name = self.qualified()
         if kind != "TABLE":

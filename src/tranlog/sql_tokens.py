@@ -126,6 +126,13 @@ class TokenReader:
         schema, name = (first, self.identifier()) if self.sign(".") else (self.schema, first)
         return (schema.lower(), name.lower()) if self.folds else (schema, name)
 
+    def qualified_names(self) -> list[tuple[str, str]]:
+        """Return the schemas and names of tables with commas between them, at least one. Raises UnreadError."""
+        names = [self.qualified()]
+        while self.sign(","):
+            names.append(self.qualified())
+        return names
+
     def if_exists(self) -> bool:
         """Pass over IF EXISTS or IF NOT EXISTS if it comes next; return whether."""
         if not self.take("IF"):

@@ -175,9 +175,7 @@ class _Statement(TokenReader):
             case "DROP":
                 self.need("TABLE", "TABLES")
                 self.if_exists()
-                yield DroppedTable(self.qualified())
-                while self.sign(","):
-                    yield DroppedTable(self.qualified())
+                yield from map(DroppedTable, self.qualified_names())
                 self.pass_wait()
                 self.take("RESTRICT", "CASCADE")
             case "ALTER":
@@ -189,9 +187,7 @@ class _Statement(TokenReader):
     def truncated(self) -> tuple[TableName, ...]:
         self.need("TRUNCATE")
         self.take("TABLE")
-        names = [self.qualified()]
-        while self.sign(","):
-            names.append(self.qualified())
+        names = self.qualified_names()
         self.pass_wait()
         if self.take("RESTART", "CONTINUE"):
             self.need("IDENTITY")

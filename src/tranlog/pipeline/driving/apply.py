@@ -7,11 +7,11 @@ are rows in the target. So a driver may die at any moment, and the next one cont
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -91,10 +91,10 @@ def run_apply(
     find_java()
     check_pyspark()
     with (
-        contextlib.closing(open_log(options)) as reader,
-        contextlib.closing(Engine(options, spark, keep=keep_spark)) as engine,
-        contextlib.closing(open_target(options.target)) as target,
-        contextlib.closing(
+        closing(open_log(options)) as reader,
+        closing(Engine(options, spark, keep=keep_spark)) as engine,
+        closing(open_target(options.target)) as target,
+        closing(
             _Driver(
                 options,
                 reader,
@@ -206,7 +206,7 @@ class _Driver:
             status = self.persist(self._beat)
         except TranlogError as exc:
             self.seen, self._report.phase = lease.release(exc) or self.seen, "stopping"
-            with contextlib.suppress(TranlogError):  # the log may be what has failed
+            with suppress(TranlogError):  # the log may be what has failed
                 self._tell()  # the last look may be a second old
             raise
         finally:
