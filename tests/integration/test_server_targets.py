@@ -30,7 +30,7 @@ from fix_target import (
     update,
 )
 from fix_target import claim_again as claim
-from tranlog.change import Change
+from tranlog.change import Change, TableMap
 from tranlog.errors import (
     ConflictError,
     ReplacedError,
@@ -84,18 +84,24 @@ def test_all_foreign_keys_are_told(bench: Bench) -> None:
     assert bench.target.rows.references() == [((ITEMS.schema, "child"), (ITEMS.schema, ITEMS.table))]
 
 
-@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
-def test_a_load_never_takes_rows_of_other_tables_along(bench: Bench, action: str) -> None:
-    """docs/operations.md, "Rows that are there already": what foreign keys would delete or change with its rows."""
-    rows, session, dialect = bench.target.rows, session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
+def child_of_items(bench: Bench, action: str) -> TableMap:
+    """Make ITEMS, and a table whose rows refer to those of ITEMS by `up`, ON DELETE that action; return it."""
+    session, dialect = session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
     child = msgspec.structs.replace(
         ITEMS, table="child", columns=(*ITEMS.columns, column("up", INTEGER, ITEMS.columns[0].source_type))
     )
     for one in (ITEMS, child):
-        rows.create_table(one)
+        bench.target.rows.create_table(one)
     parent, below = dialect.table_name(ITEMS), dialect.table_name(child)
     key = dialect.quote(ITEMS.columns[ITEMS.primary_key[0]].name)
     session.run(f"ALTER TABLE {below} ADD FOREIGN KEY (up) REFERENCES {parent} ({key}) ON DELETE {action}")
+    return child
+
+
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+def test_a_load_never_takes_rows_of_other_tables_along(bench: Bench, action: str) -> None:
+    """docs/operations.md, "Rows that are there already": what foreign keys would delete or change with its rows."""
+    rows, child = bench.target.rows, child_of_items(bench, action)
     names = [(one.schema, one.table) for one in (ITEMS, child)]
     assert (rows.losing(names[0]), rows.losing(names[1])) == (names[1:], [])
     rows.begin_load(ITEMS, Seqno(0), replace=True)  # which has no rows
@@ -337,18 +343,9 @@ CREATE TRIGGER shop.d AFTER DELETE ON shop.items FOR EACH ROW
 @pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
 def test_rows_that_pass_each_other_take_no_rows_of_others_along(bench: Bench, action: str) -> None:
     """By deleting and inserting two rows whose unique values are swapped, foreign keys would delete those of others."""
-    rows, session, dialect = bench.target.rows, session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
-    child = msgspec.structs.replace(
-        ITEMS, table="child", columns=(*ITEMS.columns, column("up", INTEGER, ITEMS.columns[0].source_type))
-    )
-    for one in (ITEMS, child):
-        rows.create_table(one)
-    parent, below = dialect.table_name(ITEMS), dialect.table_name(child)
-    key = dialect.quote(ITEMS.columns[ITEMS.primary_key[0]].name)
+    session, child = session_of(bench.target), child_of_items(bench, action)
+    parent = bench.target.rows.dialect.table_name(ITEMS)  # type: ignore[attr-defined]
     session.run(f"ALTER TABLE {parent} ADD CONSTRAINT one_n UNIQUE (n)")
-    session.run(
-        f"ALTER TABLE {below} ADD CONSTRAINT up FOREIGN KEY (up) REFERENCES {parent} ({key}) ON DELETE {action}"
-    )
     before = [(1, "a", 1), (2, "b", 2)]
     bench.apply([insert(ITEMS, row) for row in before], [insert(child, (1, "a", 1, 1))])
     swap = [update(ITEMS, (1, "a", 1), (1, "a", 2)), update(ITEMS, (2, "b", 2), (2, "b", 1))]
