@@ -79,14 +79,14 @@ plain: install ## the tests of what is compiled once more, with the plain source
 	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(PYTEST) $(WORKERS) $(TWICE) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(PLAIN_TESTS)))
 
-long: install ## what explores, with more seeds and examples than `make unit`, and what takes seconds: 4 minutes
+long: install ## what explores, with more seeds and examples than `make unit`, and what takes seconds: 10 minutes
 	$(call verdict,$(call within,20m,$(PYTEST) $(WORKERS) $(TWICE) -m "long and not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
 servers: install ## tests at real MariaDB and PostgreSQL servers, without Spark: 8 minutes
 	@$(PACKAGES) mariadb mariadb-test postgres sysbench
 	$(call verdict,$(call within,30m,$(PYTEST) $(SERVERS) $(TWICE) -m "integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
-test: install ## everything that CI runs: 40 minutes
+test: install ## everything that CI runs: 50 minutes
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
