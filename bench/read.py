@@ -1,8 +1,11 @@
 """How fast records come out of the log again, checksums held: as raw records, and as a bare walk over the bytes.
 
 A log of 60 MB in records of 1 KB, in the system's cache. `Cursor.raw` against a SQLite cursor over the same rows; then
-the block walk that scans and cursors stand on (`take_events`) against copying the same bytes where it is compiled,
-against zlib's CRC-32 of them where it is plain; and the compiled form against the plain one. CPU seconds.
+the block walk that scans and cursors stand on (`take_events`), compiled and plain, against a loop that only calls the
+CRC-32 of each record; and the compiled form against the plain one. CPU seconds.
+
+Beside it, without a must, the compiled walk against copying the same bytes and the plain one against zlib's CRC-32 of
+whole windows: of two machines with the same walk, one copied 8 GB a second and the other 24, and zlib took 1.9 and 6.9.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ import importlib.util
 import sqlite3
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from zlib import crc32
 
 from frame import Bench, Question, at_least, cpu_of, run
 
 import tranlog
 from tranlog.change import Column, Fragment, Op, Payload, RowChange, TableMap
+from tranlog.checksum import crc32
 from tranlog.compiled import why_plain
 from tranlog.log.files.segment import WINDOW_BYTES
 from tranlog.log.records import format as served
@@ -30,7 +34,8 @@ from tranlog.types import LogicalType
 QUESTION = Question(
     name="read",
     text="How many records of 1 KB are read, and walked over, in a CPU second, checksums held?",
-    peer="a SQLite cursor over the same rows; copying the bytes; zlib.crc32 over them; the plain form of the modules",
+    peer="a SQLite cursor over the same rows; the CRC-32 of each record, and no more; copying the bytes; zlib.crc32 "
+    "over them; the plain form of the modules",
 )
 RECORDS = 60_000
 PAYLOAD = bytes(range(256)) * 4
@@ -112,32 +117,40 @@ def measure(bench: Bench) -> None:
         each = WINDOW_BYTES // len(records[1][1])
         windows = [b"".join([raw for _, raw in records[at : at + each]]) for at in range(1, RECORDS - each, each)]
         size = sum(map(len, windows)) / 1e6
+        raws = [raw for _, raw in records[1 : 1 + each * len(windows)]]
         target = bytearray(WINDOW_BYTES)
 
         def copy() -> None:
             for window in windows:
                 target[: len(window)] = window
 
-        def checksums() -> None:
+        def zlib_checksums() -> None:
             for window in windows:
-                crc32(window)
+                zlib.crc32(window)
+
+        def checksums() -> None:
+            for raw in raws:
+                crc32(raw)
 
         machine, plain = walk(served, windows), walk(plain_form("log.records.format"), windows)
-        if why_plain is None:
-            bench.compare(
-                "raw scan with CRC, compiled, against memcpy",
-                ours=lambda: size / cpu_of(machine),
-                peer=lambda: size / cpu_of(copy),
-                unit="MB/s",
-                must=at_least(0.35, stretch=0.55),
-            )
-        bench.compare(
-            "raw scan with CRC, plain, against zlib.crc32",
-            ours=lambda: size / cpu_of(plain),
-            peer=lambda: size / cpu_of(checksums),
-            unit="MB/s",
-            must=at_least(0.5, stretch=0.6),
-        )
+        for form, scan, must, other, anchor in (
+            ("compiled", machine, at_least(0.35, stretch=0.5), "memcpy", copy),
+            ("plain", plain, at_least(0.12, stretch=0.15), "zlib.crc32 of windows", zlib_checksums),
+        ):
+            if form == "plain" or why_plain is None:
+                bench.compare(
+                    f"raw scan with CRC, {form}, against the CRC of each record",
+                    ours=lambda: size / cpu_of(scan),  # noqa: B023
+                    peer=lambda: size / cpu_of(checksums),
+                    unit="MB/s",
+                    must=must,
+                )
+                bench.compare(
+                    f"raw scan with CRC, {form}, against {other}",
+                    ours=lambda: size / cpu_of(scan),  # noqa: B023
+                    peer=lambda: size / cpu_of(anchor),  # noqa: B023
+                    unit="MB/s",
+                )
         if why_plain is None:
             bench.compare(
                 "scan, compiled against plain",

@@ -623,7 +623,7 @@ def take_events(
     epoch: i64 = within
     end: i64 = len(raw)
     view = memoryview(raw)
-    append = places.append
+    checksum = crc32
     try:
         while seqno <= upto:
             word: i64 = read_i64_be(raw, at)
@@ -640,12 +640,12 @@ def take_events(
                 break
             if verify:
                 # A copy of a small record costs less than a view of it.
-                crc = crc32(raw[at : behind - 4] if behind - at < _SMALL else view[at : behind - 4])
+                crc: i64 = checksum(raw[at : behind - 4] if behind - at < _SMALL else view[at : behind - 4])
                 if crc != trailer & _U32:
                     break
             if epoch >= 0 and (read_i64_be(raw, at + 20) != epoch or not _fits(raw, at, behind)):
                 break
-            append(at)
+            places.append(at)  # compiled, a method of a list is called directly; a bound one is not
             at = behind
             seqno += 1
     except (ValueError, IndexError, struct.error):
