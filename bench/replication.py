@@ -28,7 +28,7 @@ QUESTION = Question(
     text="How fast does a node of a group replicate records of 1 KB that are behind, and what does a million take?",
     peer="a copy of the same bytes over a socket, with TLS where ours has it, into a file, with as many syncs",
 )
-RECORDS, TRY_RECORDS = 1_000_000, 100_000
+RECORDS, TRY_RECORDS = 1_000_000, 500_000
 PIECE = 256 << 10
 
 
