@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Context, Decimal
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from librt.strings import read_f64_be
 from mypy_extensions import i64
@@ -44,6 +44,13 @@ _ABOVE_REALS: Final = 2.0**64
 _TABLES_KEPT: Final = 4_096
 _CONTEXT: Final = Context(prec=100)  # a caller's own would make another hash of it
 _PRINTABLE: Final = bytes(range(0x20, 0x7F))
+# Compiled, a name of another module and a member of an enumeration are looked up in a dict at each use.
+_AN_UPDATE: Final = Op.UPDATE
+_AN_INSERT: Final = Op.INSERT
+_MOST: Final = TOUCHES_MAX
+_Hash: TypeAlias = Any
+"""An int. Typed as one it would be made again, compiled, at each step from the checksum to the dict."""
+_crc: Final[Any] = crc32
 
 
 def holds_texts(column: Column) -> bool:
@@ -63,13 +70,13 @@ class TouchedKey:
 
     def __init__(self, columns: list[int], seed: int, number: int, of: Sequence[Column]) -> None:
         self.columns = columns
-        self.first = columns[0]
+        self.first: i64 = columns[0]
         self.texts: list[bool] = [holds_texts(of[at]) for at in columns]
         named = [of[at].name for at in columns if holds_texts(of[at])]
         # How many columns, where they stand beside each other in the order in which they are hashed; else 0.
         beside = not named and columns == list(range(columns[0], columns[0] + len(columns)))
-        self.span = len(columns) if beside else 0
-        self.seed = seed
+        self.span: i64 = len(columns) if beside else 0
+        self.seed: _Hash = seed
         self.id = text_id(number, named) if named else number
         self.ascii = ascii_id(self.id) if named else number
 
@@ -133,8 +140,8 @@ class RowTouches:
         self._kind = _ROWS
         self._changes = 0
         self._tables: dict[TableName, tuple[int, frozenset[int]]] = {}
-        self._values: dict[int, int] = {}
-        self._references: dict[int, None] = {}
+        self._values: dict[_Hash, int] = {}
+        self._references: dict[_Hash, None] = {}
         self._lost: set[int] = set()
 
     def begin(self) -> None:
@@ -157,8 +164,9 @@ class RowTouches:
         known = self._known.get(table)
         if known is None:
             known = self._learn(table)
-        self._lost.clear()
-        done = _UPDATE if op is Op.UPDATE else _INSERT if op is Op.INSERT else _DELETE
+        if self._lost:
+            self._lost.clear()
+        done = _UPDATE if op is _AN_UPDATE else _INSERT if op is _AN_INSERT else _DELETE
         main = known.main
         if main is not None:
             if done == _UPDATE:
@@ -167,7 +175,7 @@ class RowTouches:
             else:
                 for image in images:
                     self._whole(known, main, image, 0)
-            if len(self._values) + len(self._references) > TOUCHES_MAX:
+            if len(self._values) + len(self._references) > _MOST:
                 self._kind = _MANY
                 return
         ids = known.ids
@@ -178,7 +186,10 @@ class RowTouches:
         earlier = self._tables.get(known.name)
         if earlier is not None:
             done |= earlier[0]
-            ids &= earlier[1]
+            if ids is not earlier[1]:
+                ids &= earlier[1]
+            elif done == earlier[0]:
+                return
         self._tables[known.name] = (done, ids)
 
     def _learn(self, table: TableMap) -> TouchedTable:
@@ -199,15 +210,15 @@ class RowTouches:
         """Note a row that comes or goes, whose values begin at `start`."""
         values = self._values
         value = self._hash(main, image, start, False)
-        if value >= 0:
+        if value is not None:
             values[value] = _KEY
         for key in known.unique:
             value = self._hash(key, image, start, self._distinct_nulls)
-            if value >= 0:
+            if value is not None:
                 values[value] = _KEY
         for key in known.references:
             value = self._hash(key, image, start, True)
-            if value >= 0:
+            if value is not None:
                 self._references[value] = None
 
     def _update(self, known: TouchedTable, main: TouchedKey, image: bytes) -> int:
@@ -217,37 +228,37 @@ class RowTouches:
         done = 0
         if image.startswith(image[:reach], middle):  # no key changes
             value = self._hash(main, image, 0, False)
-            if value >= 0 and value not in self._values:
+            if value is not None and value not in self._values:
                 self._values[value] = _ROW
             return done
         before, after = _places(image, 0, known.reach), _places(image, middle, known.reach)
         if _same(main, image, before, after):
             value = self._hash(main, image, 0, False)
-            if value >= 0 and value not in self._values:
+            if value is not None and value not in self._values:
                 self._values[value] = _ROW
         else:
             done = _REKEY
             for start in (0, middle):
                 value = self._hash(main, image, start, False)
-                if value >= 0:
+                if value is not None:
                     self._values[value] = _KEY
         for key in known.unique:
             if not _same(key, image, before, after):
                 done = _REKEY
                 for start in (0, middle):
                     value = self._hash(key, image, start, self._distinct_nulls)
-                    if value >= 0:
+                    if value is not None:
                         self._values[value] = _KEY
         for key in known.references:
             if not _same(key, image, before, after):
                 for start in (0, middle):
                     value = self._hash(key, image, start, True)
-                    if value >= 0:
+                    if value is not None:
                         self._references[value] = None
         return done
 
-    def _hash(self, key: TouchedKey, image: bytes, start: i64, null_is_none: bool) -> int:
-        """Return the hash of a key's values; -1 for none: NULL, where that is none, or a value that was not sent."""
+    def _hash(self, key: TouchedKey, image: bytes, start: i64, null_is_none: bool) -> _Hash:
+        """Return the hash of a key's values; None: NULL, where that is none, or a value that was not sent."""
         span: i64 = key.span
         if span:
             begin: i64 = _end(image, start, key.first)
@@ -259,33 +270,34 @@ class RowTouches:
                 end = _end(image, end, 1)
                 span -= 1
             if not span:
-                return crc32(image[begin:end], key.seed)
+                return _crc(image[begin:end], key.seed)
         found = key.seed
-        for column, is_text in zip(key.columns, key.texts, strict=True):
+        texts = key.texts
+        for place, column in enumerate(key.columns):
             at: i64 = _end(image, start, column)
             tag: i64 = image[at]
-            if is_text and tag > 1:
+            if texts[place] and tag > 1:
                 if tag != 9:  # another tells nothing of what the target makes of it
                     self._lost.update(key.ids())
-                    return -1
+                    return None
                 text = read_sized(image, at + 1)[0]
                 if text.translate(None, _PRINTABLE):
                     self._lost.add(key.ascii)
-                found = crc32(text.rstrip(b" ").lower() + b"\0", found)
+                found = _crc(text.rstrip(b" ").lower() + b"\0", found)
             elif tag == 4 or tag == 10 or tag == 22:  # equal where their bytes are
-                found = crc32(image[at : _end(image, at, 1)], found)
+                found = _crc(image[at : _end(image, at, 1)], found)
             elif tag == 0:
                 if null_is_none:
-                    return -1
+                    return None
                 if self._distinct_nulls:  # in the main key, which then tells no rows apart
                     self._lost.update(key.ids())
-                    return -1
-                found = crc32(b"\0", found)
+                    return None
+                found = _crc(b"\0", found)
             elif tag == 1:
                 self._lost.update(key.ids())
-                return -1
+                return None
             else:
-                found = crc32(_hashed(image, at), found)
+                found = _crc(_hashed(image, at), found)
         return found
 
     def take(self, tables: Sequence[TableName]) -> bytes:
@@ -293,8 +305,8 @@ class RowTouches:
         self._turned.difference_update(tables)
         if self._kind != _ROWS:
             return encode_write_set(self._kind, self._changes, (), ())
-        came_or_gone: list[int] = []
-        kept: list[int] = []
+        came_or_gone: list[_Hash] = []
+        kept: list[_Hash] = []
         for value, use in self._values.items():
             if use == _KEY:
                 came_or_gone.append(value)
