@@ -10,6 +10,7 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fix_tungsten import golden_segments
@@ -487,3 +488,5 @@ def test_a_trim_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         for asked in (Trim(), Trim(to_seqno=1, to_time_ms=1)):
             with pytest.raises(ConfigError, match="one of to_seqno and to_time_ms"):
                 LogUpkeep(log).trim(asked)
+    with pytest.raises(msgspec.ValidationError, match="to_seqno"):  # it was answered that nothing is to go
+        msgspec.convert({"to_seqno": -5}, Trim)

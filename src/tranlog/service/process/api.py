@@ -33,7 +33,7 @@ import msgspec
 
 from tranlog.capture.capture import PartRead
 from tranlog.capture.load_requests import LoadRequest
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.ids import Seqno
 from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.service.config.exposure import Role
@@ -129,7 +129,7 @@ class Trim(_Body, frozen=True):
     `told` is what the operator asked for, in words; `hard` does not wait for holds.
     """
 
-    to_seqno: Int64 = NO_SEQNO
+    to_seqno: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     to_time_ms: Int64 | None = None
     told: str = ""
     hard: bool = False

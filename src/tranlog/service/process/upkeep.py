@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from tranlog.errors import ConfigError
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.ids import Seqno
 from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.log.writing.log import Log
 from tranlog.service.process.api import Added, Trim, Trimmed, post
@@ -36,12 +36,14 @@ class LogUpkeep:
     @post("/log/trim")
     def trim(self, asked: Trim) -> Trimmed:
         """Remove whole segments from the front, or say which would go. Raises ConfigError, and as `Log.trim`."""
-        if (asked.to_seqno == NO_SEQNO) == (asked.to_time_ms is None):
-            raise ConfigError(option="trim", value=None, why="up to where: one of to_seqno and to_time_ms")
         sizes = {one.number: one.bytes for one in self.log.segments()}
-        limit: UpToSeqno | UpToTime = UpToSeqno(seqno=Seqno(asked.to_seqno), told=asked.told, hard=asked.hard)
-        if asked.to_time_ms is not None:
+        limit: UpToSeqno | UpToTime
+        if asked.to_seqno is not None and asked.to_time_ms is None:
+            limit = UpToSeqno(seqno=Seqno(asked.to_seqno), told=asked.told, hard=asked.hard)
+        elif asked.to_time_ms is not None and asked.to_seqno is None:
             limit = UpToTime(at_ms=asked.to_time_ms, told=asked.told, hard=asked.hard)
+        else:
+            raise ConfigError(option="trim", value=None, why="up to where: one of to_seqno and to_time_ms")
         plan = self.log.trim(limit, dry_run=asked.dry_run)
         return Trimmed(
             gone=plan.gone,
