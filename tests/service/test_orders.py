@@ -172,6 +172,17 @@ def test_check_sees_what_the_filters_leave(shop: Shop, told: Tell) -> None:
     assert json.loads(told("check --json")) == {"seqno": 20, "applied": True, "differing": [], "waiting": {}}
 
 
+def test_check_waits_for_nothing_that_is_offline(shop: Shop, told: Tell) -> None:
+    """It waited all of its time for what nobody applies: here more than a test has."""
+    shop.start()
+    found = json.loads(told("check --json --timeout 3600", code=1))
+    assert (found["applied"], found["differing"]) == (False, ["main.item"])
+    told("online")
+    told("wait --applied 20")
+    told("offline")
+    assert json.loads(told("check --json")) == {"seqno": 20, "applied": True, "differing": [], "waiting": {}}
+
+
 @pytest.mark.parametrize(
     ("limit", "at"),
     few_of(

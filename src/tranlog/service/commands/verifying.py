@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Annotated
 
 import msgspec
@@ -17,6 +17,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.rules.loading import read_stored, waiting
+from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.upkeep.verify import TableVerdict, select_tables, verify_tables
 from tranlog.service.commands.live_verifying import print_result, verify_live
 from tranlog.service.commands.orders import Ask, PipelineName, Timeout, config_of, reaching
@@ -132,11 +133,13 @@ def check(
     """
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
-    try:
-        found = asks("/flush", WithinTime(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
-    except Told:
+    resting, found = True, {"seqno": -1, "reached": False}
+    with suppress(Told):
+        resting = State(asks("/state")["state"]).resting
+        most = 0.0 if resting else timeout_s  # nothing more is applied before somebody has it go online
+        found = asks("/flush", WithinTime(timeout_s=most), timeout_s=most + GRACE_S)
+    if resting and not found["reached"]:
         say("check: the pipeline is not online; comparing as it stands")
-        found = {"seqno": -1, "reached": False}
         deadline = 0.0
     config = config_of(ctx)
     with closing(open_target(config.wanted_target())) as target:
