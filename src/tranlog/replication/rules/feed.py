@@ -34,6 +34,8 @@ CHUNKS_SHARE = 8
 """This part of it is for chunks of transactions that are still open: whatever is committed goes past them."""
 LEFT_BEHIND_MS = 30_000
 """A source is left when another node is so long ahead of it."""
+SET_BACK_MS = 60_000
+"""What was logged so much later than now was logged before the clock was set back."""
 
 
 class Stream(msgspec.Struct):
@@ -152,11 +154,11 @@ def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk], spare: int
 
 
 def _old_enough(log: ReplicatedLog, after: int, end: int, delay_ms: int, wall: int) -> int:
-    """Return up to where records are as old as a delayed follower wants; what is of the future was logged by a clock
-    that was set back since, and does not wait for it.
+    """Return up to where records are as old as a delayed follower wants; what is far in the future was logged by a
+    clock that was set back since, and does not wait for it. What has just been logged is later than `wall`, too.
     """
     seqno = after
-    while seqno < end and not 0 <= wall - log.written_at(seqno + 1) < delay_ms:
+    while seqno < end and not -SET_BACK_MS < wall - log.written_at(seqno + 1) < delay_ms:
         seqno += 1
     return seqno
 
