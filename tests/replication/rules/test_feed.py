@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain, sent, vote_for
 from sim.model_log import ModelLog
 from tranlog.log.records.spill import RawChunk
-from tranlog.replication.rules.config import NO_NODE, NodeId
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, NodeId
 from tranlog.replication.rules.effects import DropParts, Effect, KeepAlive, KeepFrom, Put, Restore, Send
 from tranlog.replication.rules.feed import CHUNKS_SHARE, CREDIT, SET_BACK_MS, Candidate, Feeder, Intake, choose_source
 from tranlog.replication.rules.packets import (
@@ -109,6 +110,28 @@ def test_a_delayed_follower_gets_what_is_old_enough() -> None:
     assert [one.last for one in pumped(feeder, log, wall=2500)] == [gtid(1, 1)]  # type: ignore[union-attr]
     assert not pumped(feeder, log, wall=1999), "it was logged after the time was looked at"
     assert [one.last for one in pumped(feeder, log, wall=2000 - SET_BACK_MS)] == [gtid(1, 2)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changed", "stays"),
+    [
+        (group(A, B, C), True),
+        (group(A, B, C, w=2), True),
+        (group(A, B, C, chaining=False), False),
+        (group(plain(A, priority=0, delay_ms=1000), B, C), False),
+        (group(A, plain(B, priority=0, delay_ms=1000), C), False),
+        (group(A, plain(B, priority=0, hidden=True), C), False),
+        (group(A, B, plain(C, priority=0, hidden=True)), True),
+    ],
+)
+def test_a_stream_ends_where_the_configuration_is_another_for_it(changed: GroupConfig, stays: bool) -> None:
+    """docs/replication.md, "Changing the configuration": whom it follows and how late is said when it begins."""
+    node = Alone(A, group(A, B, C), log_of(1))
+    node.beat(C, state=PRIMARY, epoch=1, last=gtid(1, 5))
+    node.core.intake.source, node.core.intake.streaming = B, True
+    node.beat(C, state=PRIMARY, epoch=1, full=msgspec.structs.replace(changed, id=ConfigId(1, 2)))
+    assert node.core.config.id == ConfigId(1, 2)
+    assert node.core.intake.streaming is stays
 
 
 def test_what_was_lost_on_the_way_is_noticed() -> None:

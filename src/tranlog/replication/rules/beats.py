@@ -262,7 +262,7 @@ class Beating:
         self._out.append(Persist(self.stored))
 
     def _install(self, config: GroupConfig) -> None:
-        was_primary = self.mind.state == PRIMARY
+        was_primary, terms = self.mind.state == PRIMARY, self._terms()
         self.mind.config_before = None
         own = config.member(self.node)
         self._persist(config=config, owing=self.stored.owing and (own is None or not own.witness))
@@ -272,6 +272,13 @@ class Beating:
             self._set_state(self.mind.state if self.mind.state in (ROLLBACK, RESTORING) else REPLICA)
         for node in self.mind.peers.keys() - {member.node for member in config.members}:
             self.mind.acks.pop(node, None)
+        if self._terms() != terms:
+            self.intake.stop()
+
+    def _terms(self) -> tuple[object, ...]:
+        """Return what of the configuration this node's stream goes by: its source was chosen and told when it began."""
+        ends = [self.config.member(node) for node in (self.node, self.intake.source)]
+        return self.config.chaining, *((one.delay_ms, one.hidden) for one in ends if one is not None)
 
     # --- beats ---
 
