@@ -302,10 +302,16 @@ class Story:
         kept = [one for one in self._core(node).config.members if one.name not in named]
         return self._changed(node, [*kept, *new])
 
-    def _changed(self, node: str, members: list[Member]) -> list[str]:
+    def _do_set(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Change settings of the group, NAME=VALUE."""
+        (node,) = plain
+        return self._changed(node, list(self._core(node).config.members), **_settings(options))
+
+    def _changed(self, node: str, members: list[Member], **settings: object) -> list[str]:
         core = self._core(node)
+        old = msgspec.structs.replace(core.config, **settings)
         try:
-            refused = core.reconfigure(successor(core.config, members, epoch=core.mind.epoch))
+            refused = core.reconfigure(successor(old, members, epoch=core.mind.epoch))
         except ConfigError as exc:
             return [str(exc)]
         self.cluster.run(600)

@@ -264,6 +264,8 @@ class Beating:
     def _install(self, config: GroupConfig) -> None:
         was_primary, terms = self.mind.state == PRIMARY, self._terms()
         self.mind.config_before = None
+        if (config.rollback_limit_s, config.rollback_ddl) != (self.config.rollback_limit_s, self.config.rollback_ddl):
+            self.mind.fatal = ""  # what may be rolled back is judged again
         own = config.member(self.node)
         self._persist(config=config, owing=self.stored.owing and (own is None or not own.witness))
         if was_primary and (own is None or not own.electable):
