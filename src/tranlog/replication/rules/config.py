@@ -127,7 +127,8 @@ class ConfigChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: ConfigId | UnsetType = UNSET
     members: tuple[MemberChange, ...] = ()
     chaining: bool | UnsetType = UNSET
-    heartbeat_ms: int | UnsetType = UNSET
+    heartbeat_ms: Annotated[int, msgspec.Meta(ge=50, le=10_000)] | UnsetType = UNSET
+    """No node beats more often; and a change, which goes from node to node with the beats, is waited for a minute."""
     w: int | str | UnsetType = UNSET
     wtimeout_ms: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
     rules: dict[str, dict[str, int]] | UnsetType = UNSET
