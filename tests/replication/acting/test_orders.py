@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +13,9 @@ import pytest
 
 from fix_live_group import LiveGroup, eventually, live_group, words
 from tranlog.errors import CommitRefusedError, ConfigError, GroupOrderError
+from tranlog.log.writing.log import Log
 from tranlog.replication.acting.client import Satisfied, reach
+from tranlog.replication.acting.node import NodeOptions
 from tranlog.replication.acting.orders import NodeStatus, Orders
 from tranlog.replication.rules.config import CONFIG_BYTES_MAX, NodeId
 from tranlog.replication.rules.core import Core
@@ -109,13 +112,39 @@ def test_a_member_with_too_many_tags_is_refused_and_the_primary_goes_on(tmp_path
 
 @pytest.mark.long
 def test_a_node_has_no_vote_before_it_holds_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the others are a majority without it; one that cannot be reached does not keep its order for long."""
+    """Although the others are a majority without it; one that ends does not keep its order for long."""
     monkeypatch.setattr("tranlog.replication.acting.orders._GONE_S", 0.5)
-    with live_group(tmp_path, "abc", via={"d": f"127.0.0.1:{free_port()}"}) as group:
-        with pytest.raises(GroupOrderError, match="d is in the group without a vote: there is no connection to it"):
-            group.add("d")
+    Log.open(str(tmp_path / "d"), source_id="another").close()
+    with live_group(tmp_path, "abc") as group:
+        group.options["d"] = NodeOptions(
+            dir=str(tmp_path / "d"), group="shop", node="d", listen=f"127.0.0.1:{free_port()}"
+        )
+        node = group.start("d")
+
+        def end() -> None:
+            with pytest.raises(ConfigError, match="it holds a log that is not the group's"):
+                group.run(node.ended())
+            group.stop("d")
+
+        with ThreadPoolExecutor() as pool:
+            ending = pool.submit(end)
+            with pytest.raises(GroupOrderError, match="d is in the group without a vote: there is no connection to it"):
+                group.order("a", "add", name="d", address=group.options["d"].listen)
+            ending.result()
         standing = group.nodes[group.await_primary()].standing
         assert {one.name: one.votes for one in standing.config.members} == {"a": 1, "b": 1, "c": 1, "d": 0}
+
+
+@pytest.mark.long
+def test_a_node_is_added_by_the_way_to_it(tmp_path: Path) -> None:
+    """docs/configuration.md, "[group]", `via`: in place of the address that the group knows."""
+    listen, known = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    with live_group(tmp_path, "abc", via={"d": listen}) as group:
+        group.options["d"] = NodeOptions(dir=str(tmp_path / "d"), group="shop", node="d", listen=listen, address=known)
+        group.start("d")
+        group.order("a", "add", name="d", address=known)
+        (at,) = [one for one in group.nodes["a"].standing.config.members if one.name == "d"]
+        assert (at.address, at.votes) == (known, 1)
 
 
 @pytest.mark.long

@@ -338,13 +338,14 @@ class Orders:
         """
         node = self._node
         check_reachable("address", wanted.address)
+        address = node.links.address(Member(node=NO_NODE, name=wanted.name, address=wanted.address))
         try:
-            wire, hello = await greet(wanted.address, Greeting(), node.tls)
+            wire, hello = await greet(address, Greeting(), node.tls)
         except (OSError, HandshakeError) as exc:
-            raise GroupOrderError(why=f"no node answers at {wanted.address}: {exc}. Start it there first") from exc
+            raise GroupOrderError(why=f"no node answers at {address}: {exc}. Start it there first") from exc
         why = wire.certified_otherwise(wanted.name) or node.stranger(hello)
         if not why and hello.node_name != wanted.name:
-            why = f"the node at {wanted.address} is called {hello.node_name}"
+            why = f"the node at {address} is called {hello.node_name}"
         if why:
             refuse(wire, why)
             raise GroupOrderError(why=why)
