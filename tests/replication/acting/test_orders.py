@@ -258,6 +258,8 @@ def test_a_change_that_cannot_be_says_who_is_down(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tranlog.replication.acting.orders.CHANGE_S", 3.0)
     with live_group(tmp_path, "ab") as group:
         group.add("w", witness=True, priority=0)
+        with pytest.raises(GroupOrderError, match="w is a witness; `tranlog group remove w` first"):
+            group.order("a", "add", name="w", address=group.options["w"].listen)
         former = group.await_primary()
         (other,) = set("ab") - {former}
         group.stop(former)

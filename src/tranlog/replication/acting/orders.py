@@ -401,9 +401,9 @@ class Orders:
             next_step = f"`tranlog group add {name} {wanted.address} --replace` gives it that one's place for ever"
             raise GroupOrderError(why=f"{why}. If {name} was wiped, {next_step}")
         known = config.member(wanted.node)
-        if known is not None and wanted.witness and not known.witness:
-            why = f"{name} keeps a log; `tranlog group remove {name}` first, and add it as a witness then"
-            raise GroupOrderError(why=why)
+        if known is not None and wanted.witness != known.witness:
+            it, then = ("is a witness", "it") if known.witness else ("keeps a log", "it as a witness")
+            raise GroupOrderError(why=f"{name} {it}; `tranlog group remove {name}` first, and add {then} then")
         if replace and not named and not any(one.node == wanted.node for one in config.members):
             raise ConfigError(option="--replace", value=name, why="no node of the group has this name")
         if replace and any((at := self._node.links.links.get(one.node)) and at.wire for one in named):
