@@ -128,6 +128,8 @@ def test_a_group_is_founded_once(
     assert capsys.readouterr().out.endswith("has one node, a at 127.0.0.1:2112\n")
     assert main(["group", "init"]) == 2
     assert "it is of the group" in capsys.readouterr().err
+    assert main(["status"]) == 0
+    assert "waits for its node: nobody writes the log (`tranlog node run`)" in capsys.readouterr().out
     assert main(["log", "add"]) == 4
     assert "belongs to node a of group shop: only the node may write it" in capsys.readouterr().err
     assert main(["group", "who"]) == 4

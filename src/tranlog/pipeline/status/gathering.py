@@ -17,8 +17,9 @@ from typing import Final, TypeAlias, TypeVar
 
 from tranlog.clock import Clock
 from tranlog.codecs.opening import open_readable
-from tranlog.disk import OsDisk
+from tranlog.disk import OS_DISK, OsDisk
 from tranlog.errors import TargetUnavailableError, TranlogError, TransientTargetError
+from tranlog.log.files.commit_point import is_member
 from tranlog.log.files.directory import LOCK_NAME, read_holder
 from tranlog.log.files.holds import read_holds
 from tranlog.log.options import LogOptions
@@ -260,6 +261,7 @@ def log_state(reader: ReadableLog, options: LogOptions, *, whole: bool = False) 
     return replace(
         state,
         writer=writer_of(reader.path),
+        of_node=is_member(reader.path, OS_DISK),
         history=None if reader.history is None else reader.history.hex(),
         first_epoch=0 if first is None else first.epoch,
         last_event_id="" if last is None else last.event_id,

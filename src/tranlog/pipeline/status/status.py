@@ -83,8 +83,9 @@ class Doing(enum.StrEnum):
 class LogState:
     """A log: what it holds, and how it is written. Seqnos are -1 where there is none.
 
-    `writer`, None while nobody writes, `history`, in hex, None in the Java replicator's codec, `first_epoch` and what
-    is known of the last transaction are read for a whole status only.
+    `writer`, None while nobody writes, `of_node`, whether it is that of a node of a group, `history`, in hex, None in
+    the Java replicator's codec, `first_epoch` and what is known of the last transaction are read for a whole status
+    only.
     """
 
     directory: str
@@ -98,6 +99,7 @@ class LogState:
     size_bytes: int = 0
     holds: tuple[Hold, ...] = ()
     writer: str | None = None
+    of_node: bool = False
     history: str | None = None
     first_epoch: int = 0
     last_event_id: str = ""

@@ -157,7 +157,9 @@ def _asked(config: Config) -> OperationState | None:
 def waits_for(status: ServiceStatus) -> Iterator[str]:
     """Say what keeps the whole from going on, first things first. Pure."""
     source, log, pipeline = status.source_state, status.log, status.pipeline
-    if log is None or log.writer is None:
+    if log is not None and log.writer is None and log.of_node:
+        yield "its node: nobody writes the log (`tranlog node run`)"
+    elif log is None or log.writer is None:
         waiting = f"; {source.waiting} {source.waiting_unit} wait in the source" if source and source.waiting else ""
         yield f"capture: nobody writes the log{waiting} (`tranlog capture`)"
     elif source is not None and source.waiting:
