@@ -78,7 +78,7 @@ def rule(
         if keeps_rows(sql):
             return Ruling(passed_over=_BY_ROWS, emptied=found.emptied)
     what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
-    why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
+    why = f"it is from {source or 'a database that it does not name'}, and this target is {kind}{what}"
     if source == kind:
         why = f"{kind} records a text as it was sent, which may hold more than DDL, and rows that come by themselves"
     remedy = f"Do at the target what it did, then `tranlog position set {unit.seqno}`"
