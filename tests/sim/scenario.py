@@ -356,12 +356,14 @@ def _member(word: str) -> Member:
 
 
 def _settings(options: dict[str, str]) -> dict[str, object]:
-    """Return the fields of a configuration; `sites=N` is the tag rule of that name: N sites."""
+    """Return the fields of a configuration; `sites=N` is the tag rule of that name: N sites, 0 for no rule."""
     given = {name: text for name, text in options.items() if name != "sites"}
     found: dict[str, object] = {name: int(text) if text.isdigit() else text for name, text in given.items()}
     if "chaining" in found:
         found["chaining"] = bool(found["chaining"])
-    return found | ({"rules": {"sites": {"site": int(options["sites"])}}} if "sites" in options else {})
+    if "sites" in options:
+        found["rules"] = {"sites": {"site": int(options["sites"])}} if int(options["sites"]) else {}
+    return found
 
 
 def _w(options: dict[str, str]) -> int | str | None:

@@ -8,11 +8,12 @@ Source: docs/protocol.md, "Write concern".
 
 from __future__ import annotations
 
+from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.replication.rules import acks as ack_rules
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.concern import OpenQuestion
-from tranlog.replication.rules.config import check_w
+from tranlog.replication.rules.config import GroupConfig, check_w
 from tranlog.replication.rules.effects import ReplicatedLog
 from tranlog.replication.rules.packets import PRIMARY
 from tranlog.replication.rules.reign import Reigning
@@ -46,6 +47,16 @@ class Answering(Reigning):
         mind.waiting.append(waiting)
         if not later:
             self._answer()
+
+    def _install(self, config: GroupConfig) -> None:
+        """Install a configuration. What can never be met by it is not waited for."""
+        super()._install(config)
+        for one in self.mind.waiting[:]:
+            try:
+                check_w(config, one.w)
+            except ConfigError:
+                self.mind.waiting.remove(one)
+                self._tell(one, concern.TIMED_OUT, self._having(one))
 
     def has_lost(self, gtid: Gtid) -> bool:
         """Whether a transaction that readers here would see by now is none of this log: it was rolled back.
