@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from fix_group import HEARTBEAT, LONG, A, Alone, B, C, group, gtid, log_of, of, plain, sent, vote_for, witness
-from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, successor
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import BeginReign, Effect, EndReign, Persist, Send, Tell
 from tranlog.replication.rules.packets import (
@@ -427,6 +427,15 @@ def test_who_gives_its_log_up_by_order_votes_again_once_it_holds_as_much() -> No
     assert node.core.restore(B) is None
     node.core.gives_up()
     assert not node.core.stored.owing
+
+
+def test_a_fatal_node_that_is_forced_goes_on() -> None:
+    """docs/replication.md, "When a majority is lost for ever": its history was chosen."""
+    node = Alone(A, group(A, B, C), log_of(1, 1))
+    node.core.mind.fatal, node.core.mind.state = "it went too far", FATAL
+    alone = successor(node.core.config, [plain(A)], epoch=node.core.mind.epoch, forced=True)
+    assert node.core.reconfigure(alone, forced=True) is None
+    node.elect()
 
 
 @pytest.mark.parametrize("ordered", ["restore", "freeze", "maintenance"])

@@ -236,8 +236,10 @@ class Core(Answering):
             )
             if refused is not None:
                 return refused
-        elif self.stored.owing:
-            self._persist(owing=False)
+        else:
+            mind.fatal = ""
+            if self.stored.owing:
+                self._persist(owing=False)
         self._install(new)
         self._settle()
         return None
