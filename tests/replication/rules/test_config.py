@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fix_group import A, Alone, B, C, D, E, group, gtid, plain, vote_for, witness
+from fix_group import A, Alone, B, C, D, E, group, gtid, log_of, plain, vote_for, witness
 from tranlog.errors import ConfigError
 from tranlog.replication.rules.config import (
     CONFIG_BYTES_MAX,
@@ -153,9 +153,21 @@ def test_only_a_primary_and_force_changes_it_anywhere() -> None:
     node = Alone(A, group(A, B, C), owing=True)
     assert changed(node, plain(A), plain(B)) == "this node is not primary"
     assert changed(node, plain(A), forced=True) is None
-    assert node.core.config.id == ConfigId(0, 100_001) and not node.disk.owing
+    assert node.core.config.id == ConfigId(1000, 100_001) and not node.disk.owing
     node.wait()
     assert node.core.accepts_writes  # a majority of what is left
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_gtid_of_what_is_lost_is_given_again_after_force(restarted: bool) -> None:
+    """The others had later epochs than this node has heard of, and may have committed in them."""
+    node = Alone(A, group(A, B, C), log_of(1, 2))
+    assert changed(node, plain(A), forced=True) is None
+    if restarted:
+        node = Alone(A, node.core.config, node.log)
+    for _ in range(3):
+        node.wait()
+    assert node.core.accepts_writes and node.log.last == gtid(1003, 2)
 
 
 def test_force_is_the_way_out_of_a_group_of_one_that_lost_its_logs_end() -> None:

@@ -126,7 +126,7 @@ class Beating:
         """
         self.stored = stored
         self.log = log
-        epoch = max(stored.epoch, log.last.epoch)
+        epoch = max(stored.epoch, log.last.epoch, self.config.id.epoch)
         self.mind = Mind(epoch=epoch, pulse=Pulse(start, 0), now=now, wall=wall, committed=committed, logged_at=now)
         self.feeder = Feeder()
         self.intake = Intake()
@@ -276,6 +276,7 @@ class Beating:
             self.mind.acks.pop(node, None)
         if self._terms() != terms:
             self.intake.stop()
+        self._see_epoch(config.id.epoch)
 
     def _terms(self) -> tuple[object, ...]:
         """Return what of the configuration this node's stream goes by: its source was chosen and told when it began."""

@@ -31,6 +31,8 @@ CONFIG_BYTES_MAX = 120 << 10
 """With tags and rules: with a vote beside it a configuration has to fit a slot of a node's file."""
 FORCED_VERSIONS = 100_000
 """What a forced configuration adds to the version, so that no other one reaches it."""
+FORCED_EPOCHS = 1_000
+"""What it adds to the epoch: those who are gone may have given out GTIDs in epochs of which this node never heard."""
 MAJORITY = "majority"
 LAG_LIMIT_BYTES = 64 << 20
 """By default a primary's writers wait while the nearest voter with data lacks more of its log."""
@@ -327,7 +329,8 @@ def set_fields(change: msgspec.Struct, *, without: tuple[str, ...] = ()) -> dict
 
 def successor(old: GroupConfig, members: Sequence[Member], *, epoch: int, forced: bool = False) -> GroupConfig:
     """Return the configuration that follows `old` with other members. Raises ConfigError."""
+    epoch = max(epoch, old.id.epoch) + (FORCED_EPOCHS if forced else 0)
     version = old.id.version + (FORCED_VERSIONS if forced else 1)
-    new = msgspec.structs.replace(old, id=ConfigId(max(epoch, old.id.epoch), version), members=tuple(members))
+    new = msgspec.structs.replace(old, id=ConfigId(epoch, version), members=tuple(members))
     check(new)
     return new
