@@ -342,6 +342,31 @@ def test_what_an_order_leads_to_is_heard_before_its_answer(tmp_path: Path) -> No
 
 
 @pytest.mark.long
+def test_a_source_that_leaves_the_group_is_not_waited_for(tmp_path: Path) -> None:
+    """The primary's log is taken then; where no other node is left, the node goes on with its own."""
+    with live_group(tmp_path, "abc") as group:
+        primary = group.await_primary()
+        source, name = (one for one in "abc" if one != primary)
+        with group.client() as client:
+            assert isinstance(client.commit(words("x"), w=3, wtimeout=60.0, event_id="x"), Satisfied)
+
+        def order_in_vain(source: str) -> None:
+            group.stop(source)
+            with pytest.raises(GroupOrderError, match=f"{name} keeps trying"):
+                group.order(name, "restore", name=name, source=source)
+
+        order_in_vain(source)
+        group.order(primary, "remove", name=source)
+        group.await_whole()
+        order_in_vain(primary)
+        begin(str(tmp_path / name), RestoreWanted(primary, NO_GTID), OS_DISK)
+        group.order(name, "reconfigure", force=True, without=[primary])
+        assert group.await_primary() == name
+        assert begun(str(tmp_path / name), OS_DISK) is None, "no start continues it"
+        assert events(tmp_path / name) == ["x"]
+
+
+@pytest.mark.long
 def test_a_garbled_segment_is_not_taken(tmp_path: Path) -> None:
     """The sum is another one: the node keeps its log, says so, and tries again."""
     with live_group(tmp_path) as group:

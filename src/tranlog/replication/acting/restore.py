@@ -81,10 +81,23 @@ def begun(path: str, disk: Disk) -> RestoreWanted | None:
 def begin(path: str, wanted: RestoreWanted, disk: Disk) -> None:
     """Begin a restore, durably; remove what an earlier attempt fetched. Raises DiskFullError, DiskFailedError."""
     with storing(path):
-        for name in disk.list_dir(path):
-            if _is_file_of_log(name.removesuffix(FETCHED)) and name.endswith(FETCHED):
-                disk.unlink(join(path, name))
+        _remove_fetched(path, disk)
         replace_file(join(path, WANTED_NAME), msgspec.json.encode(wanted), disk)
+
+
+def give_up(path: str, disk: Disk) -> None:
+    """End a restore before anything was replaced: no start continues it. Raises DiskFailedError."""
+    with storing(path):
+        _remove_fetched(path, disk)
+        if disk.exists(join(path, WANTED_NAME)):
+            disk.unlink(join(path, WANTED_NAME))
+            disk.sync_dir(path)
+
+
+def _remove_fetched(path: str, disk: Disk) -> None:
+    for name in disk.list_dir(path):
+        if _is_file_of_log(name.removesuffix(FETCHED)) and name.endswith(FETCHED):
+            disk.unlink(join(path, name))
 
 
 def save_alone(log: NodeLog, after: Gtid, clock: Clock) -> int | None:

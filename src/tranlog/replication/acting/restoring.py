@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tranlog.errors import ConfigError
 from tranlog.replication.acting.restore import (
     RESTORE,
     Fetch,
@@ -24,6 +23,7 @@ from tranlog.replication.acting.restore import (
     ServedFiles,
     begin,
     begun,
+    give_up,
     install,
     save_alone,
 )
@@ -119,9 +119,9 @@ class Restoring:
 
     async def _run(self, wanted: Restore) -> None:
         pause = _PAUSE_S
-        while True:
+        while (source := self._source(wanted)) is not None:
             try:
-                await self._once(self._source(wanted), wanted)
+                await self._once(source, wanted)
                 return
             except Exception as exc:  # whatever it is: without a log this node serves nobody
                 self._trouble = str(exc) or repr(exc)
@@ -132,17 +132,21 @@ class Restoring:
                     self._fetch.close()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MOST_S)
+        node = self._node
+        assert node.thread is not None
+        await asyncio.to_thread(give_up, node.options.dir, node.disk)
+        logger.warning("This node keeps the log that it has: the group has no other one any more.")
+        node.thread.call(lambda core: core.rolled_back())
 
-    def _source(self, wanted: Restore) -> Member:
-        """Return the node that was named, or, after that has failed, whoever is primary."""
-        at = self._node.standing
-        primary = at.config.member(at.primary)
-        named = at.config.member(wanted.source)
-        if self._attempts and not wanted.ordered and primary is not None and primary.node != self._node.node:
+    def _source(self, wanted: Restore) -> Member | None:
+        """Return the node that was named, or whoever is primary, after that has failed or has left the group; None
+        where no other node of the group has a log."""
+        node, at = self._node.node, self._node.standing
+        named, primary = at.config.member(wanted.source), at.config.member(at.primary)
+        others = [one for one in at.config.members if one.node != node and not one.witness]
+        if primary in others and (named is None or (self._attempts and not wanted.ordered)):
             return primary
-        if named is None:
-            raise ConfigError(option="--from", value=wanted.source, why="this node is in the group no more")
-        return named
+        return named or next(iter(others), None)
 
     async def _once(self, source: Member, wanted: Restore) -> None:
         node, thread = self._node, self._node.thread
