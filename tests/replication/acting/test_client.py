@@ -165,6 +165,7 @@ def test_what_is_too_large_for_a_nodes_memory_goes_by_its_disk(tmp_path: Path, m
     [
         (lambda client: client.commit(words("x"), w=True), TypeError, "w is a number of nodes"),
         (lambda client: client.commit(words("x"), w=2.0), TypeError, "w is a number of nodes"),
+        (lambda client: client.commit(words("x"), w=""), ValueError, "None for the group's default, not empty"),
         (lambda client: client.commit(words("x"), w=-1), ValueError, "w is 0 to 50 nodes, not -1"),
         (lambda client: client.commit(words("x"), w=1 << 70), ValueError, "w is 0 to 50 nodes"),
         (lambda client: client.commit(words("x"), wtimeout=-0.01), ValueError, "wtimeout is 0 to"),

@@ -206,6 +206,8 @@ def _wish(w: int | str | None, wtimeout: float | None) -> _Wish:
         raise TypeError(f'w is a number of nodes, "majority" or the name of a tag rule, not {w!r}')
     if isinstance(w, int) and not 0 <= w <= NODES_MAX:
         raise ValueError(f"w is 0 to {NODES_MAX} nodes, not {w}")
+    if w == "":
+        raise ValueError('w is "majority", the name of a tag rule, or None for the group\'s default, not empty')
     ms = 0 if wtimeout is None else packet_ms("wtimeout", wtimeout)
     return _Wish("" if w is None else w, ms, wtimeout or None)
 
