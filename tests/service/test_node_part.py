@@ -12,7 +12,8 @@ import pytest
 
 from fix_live_group import live_group
 from fix_server import at_port
-from tranlog.ids import Gtid
+from fix_tungsten import golden_segments
+from tranlog.ids import Gtid, segment_name
 from tranlog.service.commands.cli import main
 from tranlog.service.config.exposure import Exposure
 from tranlog.service.process.client import RunningPipeline
@@ -108,6 +109,20 @@ def test_a_nodes_metrics_are_those_of_its_status(tmp_path: Path) -> None:
         assert families["tranlog_node_committed_seqno"].samples[0].value == 0.0
         assert families["tranlog_group_member_acked_seqno"].samples[0].labels["member"] == "a"
         assert part.ready() == ""
+
+
+@pytest.mark.parametrize("command", ["group init", "node run"])
+def test_a_replicators_log_becomes_no_members(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").mkdir()
+    for number, raw in golden_segments("filtered").items():
+        (tmp_path / "log" / segment_name(number)).write_bytes(raw)
+    (tmp_path / "tranlog.toml").write_text(CONFIG.format(node="a"))
+    assert main(command.split()) == 4
+    assert "by the Tungsten replicator, in its own format" in capsys.readouterr().err
+    assert not (tmp_path / "log" / "group").exists(), "nothing was changed"
 
 
 def test_a_group_is_founded_once(

@@ -25,8 +25,10 @@ from tranlog.addresses import check_reachable, split_address
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import ConfigError, GroupFileError, TranlogError
+from tranlog.ids import segment_name
 from tranlog.log.files.commit_point import GROUP_DIR, become_member, is_member, write_whose
-from tranlog.log.files.directory import make_directory, sign_lock, storing, take_lock
+from tranlog.log.files.directory import list_segments, make_directory, sign_lock, storing, take_lock
+from tranlog.log.files.segments import history_borne
 from tranlog.log.options import LogOptions
 from tranlog.replication.acting.core_thread import Came, CoreThread, NodeStanding
 from tranlog.replication.acting.entrance import Entrance
@@ -131,6 +133,9 @@ def lock_node(options: NodeOptions, disk: Disk = OS_DISK) -> DiskLock:
         make_directory(path, disk)
         if not is_member(path, disk):
             take_lock(path, disk).release()  # whoever writes the log now goes on as before
+            for number in list_segments(path, disk)[:1]:  # a log that none of ours can be made of stays as it is
+                with contextlib.closing(disk.open(posixpath.join(path, segment_name(number)))) as file:
+                    history_borne(file, path, number)
         become_member(path, disk)
         lock = take_lock(group_dir(path), disk, LOCK_NAME)
         sign_lock(group_dir(path), disk, LOCK_NAME)
