@@ -310,6 +310,7 @@ def test_a_message_that_does_not_come_whole_is_not_there(mail: Mail) -> None:
         for head, status in (
             (b'{"queues":["b"],"length":3}\n' + b"x" * 4, 400),
             (b'{"queues":["b"],"length":3}\n', 400),
+            (b'{"queues":["b"],"length":%d}\n' % (1 << 64) + b"x" * 500_000, 400),
             (b'{"queues":[],"length":3}\nabc', 400),
             (b'{"queues":["b"]}\n', 400),
             (b"no json", 400),

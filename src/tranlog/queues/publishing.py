@@ -57,6 +57,8 @@ class MessagePublishing:
         else:
             length = index(length)
         total, core, stamps = len(header) + length, self._core, (expires_at, priority)
+        if total >= 1 << 63:
+            raise ValueError(f"header and content have at most 2^63 - 1 bytes, not {total}")
         if total <= core.section_bytes or not names:
             raw = b""
             if names:
