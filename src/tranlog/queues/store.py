@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
@@ -176,7 +177,8 @@ class MessageStore(StoreDefinitions, Closing):
         check_count(count, least=0)
         with self._journal.lock:
             self._journal.check_open()
-            return list(itertools.islice(self._core.waiting(queue, self._catalogue.queue(queue).id), count))
+            found = self._core.waiting(queue, self._catalogue.queue(queue).id)
+            return list(itertools.islice(found, min(count, sys.maxsize)))
 
     def purge(self, queue: str) -> int:
         """Remove the waiting messages from a queue; return how many there were. Raises UnknownQueueError."""
