@@ -13,16 +13,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
 from fix_mail import Mail
+from fix_sqlite_disk import SimVfs
+from tranlog.errors import DiskFullError
+from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
 from tranlog.service.commands.queue_messages import _parts as read_parts
+from tranlog.service.process.api import AnswerMessage, TakeMessage
 from tranlog.service.process.operating import OperatingOptions, serve_store
+from tranlog.service.process.store_part import StorePart
+from tranlog.testing.disk import SimDisk
 
 pytestmark = pytest.mark.long
 
@@ -254,6 +260,36 @@ def wait_for(told: Callable[[], object], wanted: object) -> None:
     while told() != wanted:
         assert time.monotonic() < until, told()
         time.sleep(0.01)
+
+
+def test_an_answer_for_which_the_disk_has_no_room_leaves_the_message_to_its_connection() -> None:
+    """Such answers free nothing: the messages before them stay on another queue."""
+    disk = SimDisk()
+    vfs = SimVfs(disk)
+    options = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
+    store = MessageStore.open("/s", options=options, disk=disk, connect=vfs.connect)
+    for name in ("a", "b", "c"):
+        store.declare(name)
+    store.publish(b"1", queues=["a"])
+    for _ in range(300):
+        store.publish(b"w", queues=["b", "c"], wait=False)
+    disk.room = 0
+    with suppress(DiskFullError):
+        while True:
+            store.publish(b"w", queues=["b", "c"])
+    with suppress(DiskFullError):
+        for _ in range(300):
+            store.ack(*store.get_many("b", 1))
+    part = StorePart(store)
+    taken = part.take(TakeMessage(queue="a"))
+    for _ in range(2):
+        with pytest.raises(DiskFullError):
+            part.answer(AnswerMessage(delivery=taken.head.delivery))
+    assert store.queues()["a"] == (0, 1)
+    taken.close()
+    assert store.queues()["a"] == (1, 0)
+    store._catalogue.close()
+    vfs.unregister()
 
 
 def test_who_goes_away_in_the_midst_of_a_message_leaves_it_on_its_queue(tmp_path: Path) -> None:

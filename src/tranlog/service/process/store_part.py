@@ -150,14 +150,18 @@ class StorePart(StoreLooks):
 
     @api.post("/store/answer")
     def answer(self, asked: api.AnswerMessage) -> api.Done:
-        """Have a message that was taken be done with, durable, or back on its queue. Raises NotHeldError."""
-        delivery = self._taken.pop(asked.delivery, None)
+        """Have a message that was taken be done with, durable, or back on its queue.
+
+        Raises NotHeldError; DiskFullError, and it is held as before.
+        """
+        delivery = self._taken.get(asked.delivery)
         if delivery is None:
             raise NotHeldError(what=f"delivery {asked.delivery}", why="it is not held, or went back to its queue")
         if asked.requeue:
             self._own.requeue(delivery)
         else:
             self._own.ack(delivery, wait=True)
+        self._taken.pop(asked.delivery, None)  # until then it goes back to its queue with its connection
         return api.Done()
 
     @api.post("/store/back-up")
