@@ -169,8 +169,12 @@ def test_memory_is_bounded_and_comes_back(store: MessageStore) -> None:
     full(transaction, b"z" * size)
     with pytest.raises(TransientRoomError):
         transaction.publish(b"z" * size, queues=["t"])
+    with pytest.raises(TransientRoomError):
+        transaction.publish(b"z" * 50_000, queues=["t", "a"])  # too large to wait in memory for the log
+    transaction.publish(b"more", queues=["a"])
     transaction.rollback()
     assert used(store) == (1, size + WAITING_BYTES)
+    assert len(store._core.state.messages) == 1 and not store.pinned()
     assert [len(one) for one in drain(store, "a")] == [200_000, size]
     assert used(store) == (0, 0)
 

@@ -174,17 +174,22 @@ class MessagePublishing:
             raise ValueError("a message is published to at least one queue")
         _check_stamps(expires_at, priority)
         total, written = memoryview(header).nbytes + memoryview(content).nbytes, None
-        if total > core.section_bytes:
-            with journal.lock:
-                stored, _ = self._ids(names, transient)
-            if stored:
+        with journal.lock:
+            ids = stored, kept = self._ids(names, transient)
+        try:
+            if stored and total > core.section_bytes:
                 written = self._large(iter((content,)), names, header, total, 0, 0, decide=False)
-        with journal.lock, journal:
-            stored, kept = self._ids(names, transient)
-            twin = core.transient.begin(len(header), total, core.now_ms()) if kept else None
-            raw = b"".join((header, content)) if twin is not None or written is None else b""
-            publish = WaitingPublish(len(header), raw, written, stored, expires_at, priority, kept, twin)
-            work.publishes.append(publish)
+            with journal.lock, journal:
+                if self._ids(names, transient) != ids:
+                    raise UnknownQueueError(what="queue for this message any more")
+                twin = core.transient.begin(len(header), total, core.now_ms()) if kept else None
+                raw = b"".join((header, content)) if twin is not None or written is None else b""
+                publish = WaitingPublish(len(header), raw, written, stored, expires_at, priority, kept, twin)
+                work.publishes.append(publish)
+        except BaseException:
+            if written is not None:
+                self._delete(written)
+            raise
 
     def _large(
         self,
@@ -245,11 +250,16 @@ class MessagePublishing:
                     core.show_transient(twin, b"".join((*gathered, section)), kept, expires_at, priority)
         except BaseException:
             if message is not None:
-                with journal.lock, journal:
-                    if journal.is_open and not message.places:
-                        core.delete(message)
+                self._delete(message)
             raise
         return message or twin
+
+    def _delete(self, message: Message) -> None:
+        """Delete a message whose publish failed, unless it was over by then."""
+        journal = self._core.journal
+        with journal.lock, journal:
+            if journal.is_open and not message.places:
+                self._core.delete(message)
 
 
 def _joined(header: bytes, parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
