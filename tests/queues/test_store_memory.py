@@ -132,3 +132,19 @@ def test_a_large_message_is_streamed_in_and_out(tmp_path: Path, size: int, most_
 
 if __name__ == "__main__":
     large(sys.argv[1], int(sys.argv[2]))
+
+
+def test_the_header_of_a_large_message_is_read_without_its_content(tmp_path: Path) -> None:
+    options, head = QueueStoreOptions(content_bytes=0), os.urandom(100_000)
+    with MessageStore.open(tmp_path / "s", options=options) as store:
+        store.declare("a")
+        store.publish(iter(_PARTS), length=8 * 65_000, header=head, queues=["a"])
+        delivery = store.get("a")
+        assert delivery is not None
+        tracemalloc.start()
+        try:
+            assert delivery.header == head
+            assert tracemalloc.get_traced_memory()[1] < 8 * 65_000
+        finally:
+            tracemalloc.stop()
+        assert b"".join(delivery.parts()) == delivery.content == b"".join(_PARTS)

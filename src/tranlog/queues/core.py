@@ -108,7 +108,7 @@ class Delivery:
     @property
     def header(self) -> bytes:
         """The header that it was published with."""
-        return b"".join(self.sections())[: self.message.header_length]
+        return _first(self.sections(), self.message.header_length)
 
     @property
     def content(self) -> bytes:
@@ -125,12 +125,7 @@ class Delivery:
 
     def begins(self, size: int) -> bytes:
         """Return the first bytes of its content, at most `size`."""
-        found = b""
-        for part in self.parts():
-            found += part
-            if len(found) >= size:
-                break
-        return found[:size]
+        return _first(self.parts(), size)
 
     def sections(self) -> Iterator[bytes]:
         """Read the header, then the content, in parts of up to 64 KiB."""
@@ -145,6 +140,16 @@ class Delivery:
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would be held by nobody."""
         raise TypeError(f"{self} cannot be copied or pickled; take its header and content")
+
+
+def _first(parts: Iterator[bytes], size: int) -> bytes:
+    """Return the first bytes of these parts, at most `size`, and read no further."""
+    found = bytearray()
+    for part in parts:
+        found += part
+        if len(found) >= size:
+            break
+    return bytes(found[:size])
 
 
 def _waiting_on(message: Message, queue_id: int) -> QueuePlace:
