@@ -84,7 +84,7 @@ class QueueLedger:
 
     `ids` are the queues that the catalogue has for certain, by name; `maybe` the names of which that is not known.
     `bound` are its bindings for certain, by queue and key; `maybe_bound` those of which that is not known.
-    `transient` are the messages that no end of the process leaves.
+    `transient` are the messages that no end of the process leaves. `taken` has by a branch what it takes, in order.
     """
 
     seed: int
@@ -95,6 +95,7 @@ class QueueLedger:
     maybe_bound: set[tuple[str, str]] = field(default_factory=set)
     epochs: list[int] = field(default_factory=list)
     transient: set[int] = field(default_factory=set)
+    taken: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     made: int = 0
 
     def now(self) -> Rows:
@@ -441,6 +442,7 @@ class QueueLife:
         session = self.store.session()
         session.tpc_begin(b"%d" % branch)
         puts, takes = self.work(session)
+        self.ledger.taken[branch] = takes
         state = self.ledger.now()
         for queue_id, number in takes:
             state[queue_id] = [(one, times, branch if one == number else by) for one, times, by in state[queue_id]]
@@ -468,6 +470,9 @@ class QueueLife:
             if commits and queue_id in self.ledger.ids.values():
                 state.setdefault(queue_id, []).append((number, 0, 0))
         self.ledger.then(state)
+        for queue_id, number in () if commits else self.ledger.taken[branch]:
+            if queue_id in self.ledger.ids.values():
+                self.comes_back(queue_id, number)
         (self.store.tpc_commit if commits else self.store.tpc_rollback)(b"%d" % branch)
         self.ledger.durable()
 

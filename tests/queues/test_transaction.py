@@ -220,8 +220,13 @@ def test_what_is_prepared_waits_for_its_outcome(machine: Machine, commits: bool,
     assert (contents(store, "a"), contents(store, "b")) == ([], [])
     (store.tpc_commit if commits else store.tpc_rollback)(b"one")
     wanted = ([], [b"x"]) if commits else ([b"x"], [])
+    back = [] if commits else [(1, True)]
+    assert [(one.attempts, one.redelivered) for one in store.peek("a", 2)] == back
+    counts = store.status().queues["a"].counts
+    assert counts is not None and counts.requeued == len(back)
     assert (contents(store, "a"), contents(store, "b")) == wanted
     store = machine.kill()
+    assert all(one.attempts and one.redelivered for one in store.peek("a", 2))
     assert (contents(store, "a"), contents(store, "b")) == wanted
     assert store.tpc_recover() == []
     assert store._journal.reserved == 0

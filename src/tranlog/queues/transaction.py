@@ -184,12 +184,13 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
     """Carry out an outcome that is in the log at `decided`: show, release and delete messages."""
     messages = list(dict.fromkeys(message for message, _, _ in transaction.operations))
     if commit:
-        changed = core.state.commit(decided, transaction.id)
+        for message, place in core.state.commit(decided, transaction.id):
+            core.row(place.queue_id).add(message, place)
     else:
-        changed = core.state.roll_back(transaction.id)
-        core.put_back.add((place for _, place in changed), decided, core.journal.shown)
-    for message, place in changed:
-        core.row(place.queue_id).add(message, place)
+        freed = core.state.roll_back(transaction.id)
+        core.put_back.add((place for _, place in freed), decided, core.journal.shown)
+        for message, place in freed:
+            core.come_back(message, place)
     for _, place, puts in transaction.operations if commit else ():
         counts = core.row(place.queue_id).counts
         if puts:
