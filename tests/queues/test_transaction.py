@@ -460,6 +460,43 @@ def test_a_branch_is_undone_when_its_time_is_over(machine: Machine, store: Messa
     assert store.tpc_recover() == [b"y"]
 
 
+def lost(machine: Machine) -> None:
+    """Nobody has its session any more, and the branch has not heard of it."""
+    session = machine.store.session()
+    session.tpc_begin(b"x")
+    session.ack(take(machine.store, "a"))
+    with pytest.raises(TransactionStateError, match="it is not prepared"):
+        machine.store.tpc_rollback(b"x")
+    machine.clock.advance(61)
+
+
+def closed(machine: Machine) -> None:
+    session = machine.store.session()
+    session.tpc_begin(b"x")
+    session.ack(take(machine.store, "a"))
+    session.close()
+
+
+@pytest.mark.parametrize("end", [lost, closed])
+def test_a_branch_whose_session_is_gone_is_rolled_back_by_its_xid(
+    machine: Machine, store: MessageStore, end: Callable[[Machine], None]
+) -> None:
+    """As the error of who begins it again says; its xid was taken until the store was opened anew."""
+    store.publish(b"1", queues=["a"])
+    end(machine)
+    with pytest.raises(TransactionStateError, match="decide it first"):
+        store.session().tpc_begin(b"x")
+    with pytest.raises(TransactionStateError, match="it is not prepared"):
+        store.tpc_commit(b"x")
+    store.tpc_rollback(b"x")
+    session = store.session()
+    session.tpc_begin(b"x")
+    session.ack(take(store, "a"))
+    session.tpc_prepare()
+    store.tpc_commit(b"x")
+    assert store.queues()["a"] == (0, 0)
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_what_is_reserved_for_an_outcome_is_what_it_gives_back(machine: Machine, restarts: int) -> None:
     """Each queue of a publish is an operation."""

@@ -316,17 +316,16 @@ class MessageStore(StoreDefinitions, Closing):
         self.sync()
 
     def tpc_rollback(self, xid: bytes) -> None:
-        """Roll back the transaction that any session prepared under this xid; durable. Raises TransactionStateError."""
+        """Roll back the transaction that any session prepared under this xid; durable. Raises TransactionStateError.
+
+        So is one that is not prepared, where its time is over, or nobody works in it and it cannot be committed.
+        """
         with self._deciding(xid):
             self._decide(xid, commit=False)
         self.sync()
 
     def _decide(self, xid: bytes, *, commit: bool) -> None:
-        found = in_doubt(self._core).get(xid)
-        if found is None:
-            not_yet = self._branches.find(xid) is not None
-            raise CallRefused("it is not prepared" if not_yet else "it is not known")
-        decide(self._core, found, commit=commit)
+        decide(self._core, self._branches, xid, commit=commit)
 
     @contextlib.contextmanager
     def _deciding(self, xid: bytes) -> Iterator[StoreCore]:

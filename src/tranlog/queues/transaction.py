@@ -212,8 +212,18 @@ def in_doubt(core: StoreCore) -> dict[bytes, QueueTransaction]:
     return {one.xid: one for one in core.state.transactions.values() if one.prepared}
 
 
-def decide(core: StoreCore, transaction: QueueTransaction, *, commit: bool) -> None:
-    """Put the outcome of a prepared transaction, and carry it out."""
+def decide(core: StoreCore, branches: Branches[TransactionWork], xid: bytes, *, commit: bool) -> None:
+    """Put the outcome of a prepared transaction, and carry it out; or undo a branch that nobody can prepare any more.
+
+    Raises CallRefused.
+    """
+    transaction = in_doubt(core).get(xid)
+    if transaction is None:
+        given_up = None if commit else branches.give_up(xid)
+        if given_up is None:
+            raise CallRefused("it is not known" if branches.find(xid) is None else "it is not prepared")
+        given_up.undo(core)
+        return
     core.journal.reserved -= outcome_bytes(len(transaction.operations))
     core.journal.admit(OVERHEAD, Need.OUTCOME)
     decided = core.journal.put(COMMIT if commit else ROLLBACK, WHOLE, transaction.id, b"")

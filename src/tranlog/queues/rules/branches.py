@@ -135,6 +135,17 @@ class Branches(Generic[W]):
         """Forget a branch that is prepared or ended."""
         self._branches.pop(xid, None)
 
+    def give_up(self, xid: bytes) -> W | None:
+        """Forget a branch that can only be rolled back, if nobody works in it or its time is over.
+
+        Return its work, which the caller undoes; None for any other branch.
+        """
+        found = self._branches.get(xid)
+        if found is None or not found.doomed or (found.sessions and not found.over):
+            return None
+        del self._branches[xid]
+        return found.work
+
     def set_timeout(self, xid: bytes, seconds: float) -> None:
         """Set the number of seconds after which a branch ends by itself."""
         if not 0 < seconds <= TIMEOUT_MOST_S:
