@@ -187,6 +187,9 @@ def test_a_damaged_store_is_told_with_container_and_offset(mail: Mail) -> None:
         code, out, err = mail(*command, path)
         assert (code, out) == (3, "")
         assert f"{first}, offset" in err and "checksum" in err
+    code, out, err = mail("dump", path)
+    assert code == 3 and out.startswith("1:4096 epoch 1 Checkpoint")
+    assert f"{first}, offset" in err and "checksum" in err
 
 
 def test_what_is_no_store_is_told(mail: Mail, tmp_path: Path) -> None:

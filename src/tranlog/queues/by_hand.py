@@ -98,7 +98,8 @@ def list_containers(path: str) -> list[ContainerLook]:
 def dump_store(path: str, *, stream: str | None = None, thing: Lsn | None = None) -> Iterator[QueueRecord]:
     """Return the records: all, those of a stream, or of one message or transaction by its LSN.
 
-    Raises StoreMissingError, StoreDamagedError for a damaged header. A damaged record ends the iteration.
+    Raises StoreMissingError, StoreDamagedError for a damaged header. A damaged record ends what is shown of its
+    container; after all others it is told, as `verify_store` does.
     """
     files = ContainersBeside(path, OsDisk())
     of_one_moment(files, read_headers)
@@ -109,6 +110,7 @@ def dump_store(path: str, *, stream: str | None = None, thing: Lsn | None = None
             wanted = stream is None or stream_of(record.record_type) == stream
             if wanted and (thing is None or thing in (record.lsn, record.undo_prev)):
                 yield record
+    scan_beside(files)
 
 
 def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:

@@ -85,7 +85,8 @@ def dump(
 ) -> int:
     """Print the records, one a line: place, epoch, what it is and of which message or transaction.
 
-    It may run beside the store's owner. Exit code 1 if no such object is in the log.
+    It may run beside the store's owner. Exit code 1 if no such object is in the log. A damaged record is told after all
+    that can be read, exit code 3.
 
     \b
     Example:
