@@ -94,6 +94,18 @@ def test_a_body_of_any_size_comes_from_anywhere_and_goes_to_a_file(
     assert found["id"] == out.strip()
 
 
+def test_a_body_comes_from_and_goes_to_what_is_no_regular_file(mail: Mail, tmp_path: Path) -> None:
+    """A file without a size, and a pipe and a device, which take no sync: what has read the body is done with it."""
+    assert mail("publish", str(mail.path), "--queue", "a", "--file", "/proc/version")[0] == 0
+    raw = Path("/proc/version").read_bytes()
+    assert mail("get", str(mail.path), "a", "--output", "/dev/null", "--requeue")[0] == 0
+    os.mkfifo(tmp_path / "pipe")
+    with os.fdopen(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        assert mail("get", str(mail.path), "a", "--output", str(tmp_path / "pipe"))[0] == 0
+        assert reader.read() == raw
+    assert mail.json("list", str(mail.path))["queues"][0]["waiting"] == 0
+
+
 def test_what_is_no_text_is_base64_in_a_line_of_json(mail: Mail) -> None:
     with mail.open() as store:
         store.publish(b"\xff\x00", queues=["a"], header=b"head", priority=7)

@@ -107,7 +107,7 @@ def _open_body(path: str) -> Iterator[tuple[BinaryIO, int]]:
     """Open a body's bytes for reading, with how many there are. Raises OSError."""
     with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
         found = os.fstat(file.fileno())
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(found.st_mode) and found.st_size:  # a file of /proc says 0, and has more
             yield file, max(found.st_size - file.tell(), 0)
             return
         with tempfile.TemporaryFile() as spool:
@@ -175,6 +175,8 @@ def _write(content: Iterator[bytes], file: BinaryIO) -> None:
 def _write_file(content: Iterator[bytes], path: str) -> None:
     with open(path, "wb") as file:
         _write(content, file)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return  # a pipe or a device takes no sync
         os.fsync(file.fileno())
     directory = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
     try:
