@@ -11,6 +11,7 @@ import asyncio
 import copy
 import errno
 import gc
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -156,6 +157,15 @@ def test_containers_that_were_changed_are_refused(path: Path, breaking: Callable
             opens(path)
         assert str(path) in str(refused.value) and "Restore log and catalogue together" in str(refused.value)
     assert snapshot(path) == before
+
+
+def test_a_path_that_is_no_utf8_is_refused(path: Path) -> None:
+    """SQLite, which has the catalogue, takes no other; other logs may be there."""
+    odd = os.fsdecode(os.fsencode(path) + b"\xff")
+    path.rename(odd)
+    for opens in (MessageStore.open, StoreReader.open):
+        with pytest.raises(CatalogueError, match="its path is no UTF-8"):
+            opens(odd)
 
 
 @contextmanager

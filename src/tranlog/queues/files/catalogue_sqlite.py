@@ -46,6 +46,8 @@ class SqliteCatalogue:
         """Have SQLite's errors be ours."""
         try:
             yield
+        except UnicodeEncodeError as exc:
+            raise CatalogueError(path=self.where, why="its path is no UTF-8, and SQLite takes no other") from exc
         except apsw.Error as exc:
             raise CatalogueError(path=self.where, why=str(exc)) from exc
 
