@@ -110,6 +110,11 @@ def test_what_is_broken_or_damaged_is_not_restored(tmp_path: Path) -> None:
     (copy / "catalogue.db").unlink()
     with pytest.raises(CatalogueError):
         restore_store(str(copy), again)
+    for nowhere in (tmp_path / "no" / "where", first / "copy", Path("/proc/copy")):
+        with MessageStore.open(tmp_path / "s") as store:
+            with pytest.raises(ConfigError, match="cannot be made: "):
+                back_up(store, str(nowhere))
+            assert len(store.queues()) == 2
     assert not Path(again).exists() and not Path(again + ".new").exists()
 
 

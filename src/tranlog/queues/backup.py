@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import CatalogueError, ConfigError
+from tranlog.errors import CatalogueError, ConfigError, LogMissingError
 from tranlog.log.files.directory import directory_of, join, make_directory, storage_error
 from tranlog.queues.by_hand import StoreVerdict, verify_store
 from tranlog.queues.files.catalogue import Catalogue
@@ -73,7 +73,7 @@ def restore_store(source: str, to: str, *, connect: str | None = None, catalog: 
 def _new_directory(to: str, disk: Disk) -> Iterator[str]:
     """Make a directory beside `to`, which becomes it when it is filled, and is removed where that fails.
 
-    Raises ConfigError where either is there.
+    Raises ConfigError where either is there, or it cannot be made.
     """
     made = f"{to}.new"
     for path in (to, made):
@@ -81,7 +81,11 @@ def _new_directory(to: str, disk: Disk) -> Iterator[str]:
             why = "it is there; name another directory" if path == to else "an earlier copy was broken off; remove it"
             raise ConfigError(option="directory", value=path, why=why)
     try:
-        make_directory(made, disk)
+        try:
+            make_directory(made, disk)
+        except (LogMissingError, OSError) as exc:
+            why = exc.why if isinstance(exc, LogMissingError) else exc.strerror or str(exc)
+            raise ConfigError(option="directory", value=to, why=f"it cannot be made: {why}") from exc
         yield made
         disk.sync_dir(made)
         disk.rename(made, to)
