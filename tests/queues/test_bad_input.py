@@ -398,6 +398,27 @@ def test_a_full_disk_lets_whatever_makes_room(machine: Machine, full: MessageSto
         assert {queue: count for queue, (count, _) in store.queues().items()} == waiting
 
 
+@pytest.mark.parametrize("room", range(81_920, 114_688, 4_096))
+def test_what_a_transaction_leaves_free_at_the_ends_of_containers_is_not_that_of_answers(
+    machine: Machine, room: int
+) -> None:
+    """Three of its records have no room in one container: whether it is refused or not, the rest is answered."""
+    with machine.opened() as store:
+        store.publish_many([b"w" * 100] * 40, queues=["b"])
+        transaction = store.transaction()
+        for _ in range(20):
+            transaction.publish(b"x" * 2_650, queues=["a"])
+        machine.disk.room = room
+        try:
+            transaction.commit()
+        except DiskFullError:
+            transaction.rollback()
+        for delivery in store.get_many("b", 40):
+            store.ack(delivery)
+        store.tpc_rollback(b"xid")
+        machine.disk.room = None
+
+
 def test_what_makes_no_room_does_not_take_that_of_answers(full: MessageStore) -> None:
     for _ in range(500):
         full.requeue(take(full, "a"))

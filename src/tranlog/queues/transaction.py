@@ -40,6 +40,7 @@ from tranlog.queues.rules.records import (
     START_BODY,
     TX_START,
     WHOLE,
+    XID_BYTES_MOST,
 )
 from tranlog.queues.rules.state import NO_LSN, Message, QueueTransaction
 
@@ -72,12 +73,14 @@ class TransactionWork:
         self.publishes: list[WaitingPublish] = []
         self.answers: list[tuple[Delivery, int]] = []
 
-    def size(self) -> int:
-        """Return how many bytes its group takes, at most."""
-        size = 3 * OVERHEAD + 1024
+    def sizes(self) -> list[int]:
+        """Return how many bytes each record of its group takes, at most."""
+        sizes = [OVERHEAD + XID_BYTES_MOST]
         for one in self._stored():
-            size += len(one.raw) + OVERHEAD + START_BODY.size + len(one.queues) * (OVERHEAD + ENQUEUE_BODY.size)
-        return size + len(self.answers) * (OVERHEAD + DEQUEUE_BODY.size)
+            if one.written is None:
+                sizes.append(OVERHEAD + START_BODY.size + len(one.raw))
+            sizes += [OVERHEAD + ENQUEUE_BODY.size] * len(one.queues)
+        return [*sizes, *[OVERHEAD + DEQUEUE_BODY.size] * len(self.answers), OVERHEAD]
 
     def _stored(self) -> list[WaitingPublish]:
         return [one for one in self.publishes if one.queues]
@@ -140,7 +143,7 @@ class TransactionWork:
         journal, state = core.journal, core.state
         operations = sum(len(one.queues) for one in self.publishes) + len(answers)
         outcome = 0 if xid is None else outcome_bytes(operations)
-        journal.admit(self.size() + outcome, Need.PUBLISH if self._stored() else Need.DRAIN)
+        journal.admit_records(self.sizes(), Need.PUBLISH if self._stored() else Need.DRAIN, outcome)
         put = journal.put
         transaction = put(TX_START, FIRST, NO_LSN, b"") if xid is None else put(DTX_START, FIRST, NO_LSN, xid)
         stored_at = core.now_ms()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from types import TracebackType
 
 from tranlog.clock import Clock
@@ -25,7 +26,16 @@ from tranlog.log.files.ownership import Ownership, closed_by
 from tranlog.queues.files.containers import ContainerFiles
 from tranlog.queues.files.syncing import OneSync
 from tranlog.queues.rules.buffer import RecordBuffer
-from tranlog.queues.rules.containers import SYNC_BYTES, Need, kept_back, room, room_of_one, to_give_back, to_remove
+from tranlog.queues.rules.containers import (
+    SYNC_BYTES,
+    Need,
+    kept_back,
+    left_over,
+    room,
+    room_of_one,
+    to_give_back,
+    to_remove,
+)
 from tranlog.queues.rules.records import (
     CHECKPOINT,
     HEADER_BYTES,
@@ -201,6 +211,14 @@ class QueueJournal:
                     if room(each, self.buffer.end, len(self.ahead), checkpoint) - kept >= size + SYNC_BYTES:
                         return
                 raise DiskFullError(path=self.files.path)
+
+    def admit_records(self, sizes: Sequence[int], need: Need, outcome: int = 0) -> None:
+        """Make room for a group by the sizes of its records, and for its `outcome`. Raises as `admit`."""
+        size = sum(sizes)
+        if not self.fits(size):
+            every = chain((SYNC_BYTES,), sizes)
+            size += left_over(every, self.files.container_bytes, self.buffer.end, self._checkpoint_bytes())
+        self.admit(size + outcome, need)
 
     def fits(self, size: int) -> bool:
         """Whether a group of so many bytes goes into the newest container as a whole."""

@@ -10,7 +10,7 @@ Source: docs/format.md, "Groups, order, what a recovery believes"; Design for Hy
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tranlog.queues.rules.records import (
     HEADER_BYTES,
@@ -49,6 +49,20 @@ def room(container_bytes: int, end: int, ahead: int, checkpoint: int) -> int:
 def room_of_one(container_bytes: int, checkpoint: int) -> int:
     """Return how many bytes of records fit into an empty container."""
     return container_bytes - HEADER_BYTES - NEXT_BYTES - checkpoint
+
+
+def left_over(sizes: Iterable[int], container_bytes: int, end: int, checkpoint: int) -> int:
+    """Return how many bytes stay free at the ends of containers where records of these sizes are put after `end`.
+
+    A record is in one container. `checkpoint`: as in `room`.
+    """
+    free, left = 0, max(container_bytes - end - NEXT_BYTES, 0)
+    for size in sizes:
+        if size > left:
+            free += left
+            left = room_of_one(container_bytes, checkpoint)
+        left -= size
+    return free
 
 
 def kept_back(need: Need, container_room: int, outcomes: int) -> int:
