@@ -81,6 +81,13 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         assert code == 4 and "held by another writer" in err
 
 
+def test_a_free_container_is_listed_by_its_number(mail: Mail, tmp_path: Path) -> None:
+    path = str(tmp_path / "new")
+    assert mail("declare", path, "a")[0] == 0
+    code, out, _ = mail("containers", path)
+    assert code == 0 and [row.split()[:2] for row in out.splitlines()[1:]] == [["1", "in"], ["2", "free"]]
+
+
 def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
     path = str(mail.path)
     assert mail.json("in-doubt", "list", path) == {"in_doubt": ["transfer 7", "0xff"]}

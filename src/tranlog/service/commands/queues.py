@@ -59,7 +59,8 @@ def containers(directory: StoreDir, as_json: AsJson = False) -> None:
         rows.append({**msgspec.structs.asdict(one), **places})
     keys = ("epoch", "first_lsn", "last_lsn", "written_bytes", "needed", "needed_bytes")
     heads = (">number", "state", ">epoch", "first", "last", ">bytes written", ">needed", ">bytes needed")
-    cells = ((row["number"], *(["free"] if row["free"] else ["in use", *(row[key] for key in keys)])) for row in rows)
+    blank = ["free", *[""] * len(keys)]
+    cells = ((row["number"], *(blank if row["free"] else ["in use", *(row[key] for key in keys)])) for row in rows)
     answer({"containers": rows}, table_lines(heads, cells), as_json)
 
 
