@@ -186,6 +186,33 @@ def test_a_locked_or_newer_catalogue_is_refused(path: str) -> None:
         again(opens)
 
 
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        ("update store set epoch = 'x'", "its table store has values of another kind"),
+        ("update queue set name = x'ff'", "its table queue has values of another kind"),
+        ("update config set value = x'2d35'", "its initial_containers are b'-5'"),
+        ("delete from queue", "its binding 4 is of an exchange or a queue that is not there"),
+        ("update binding set exchange_id = 77", "its binding 4 is of an exchange or a queue that is not there"),
+    ],
+)
+def test_rows_that_somebody_else_wrote_are_refused(path: str, edit: str, why: str) -> None:
+    """SQLite keeps what it is given, and its command line holds no foreign keys. Conformance A1.8."""
+    made = Catalogue(SqliteCatalogue(path))
+    made.load(STORE, 5, 2)
+    made.declare_queue("q")
+    made.declare_exchange("x", "fanout")
+    made.bind("x", queue="q", key="")
+    made.close()
+    other = apsw.Connection(path)
+    list(other.execute(edit))
+    other.close()
+    found = Catalogue(SqliteCatalogue(path))
+    with pytest.raises(CatalogueError, match=why):
+        found.load(None, 0)
+    found.close()
+
+
 def test_what_somebody_else_changed_meanwhile_is_not_written_over(catalogue: Catalogue, opens: Opens) -> None:
     """Nothing that the other one did is taken back, and no id is given out for the second time."""
     other = Catalogue(opens())

@@ -14,6 +14,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, first section; docs/form
 from __future__ import annotations
 
 import contextlib
+from types import NoneType
 from typing import Any, Protocol
 
 import msgspec
@@ -30,6 +31,14 @@ _COLUMNS = {
     "config": "name, value",
 }
 """The tables, those first to which others refer."""
+_KINDS: dict[str, tuple[type | tuple[type, ...], ...]] = {
+    "store": (bytes, int, int, int, int),
+    "exchange": (int, str, str, (str, NoneType), bytes),
+    "queue": (int, str, bytes),
+    "binding": (int, int, (int, NoneType), (int, NoneType), str, bytes),
+    "config": (str, bytes),
+}
+"""What the columns hold: SQLite keeps whatever is put into them."""
 
 
 def tables_text(*, integer: str, blob: str, digest: str) -> str:
@@ -190,6 +199,8 @@ class Catalogue:
 
     def _read(self) -> None:
         tables = self.rows()
+        if why := _why_odd(tables):
+            raise CatalogueError(path=self.path, why=why)
         if len(tables["store"]) != 1:
             raise CatalogueError(path=self.path, why=f"its table store has {len(tables['store'])} rows instead of one")
         self.store_id, found, _, self.counter, self.epoch = tables["store"][0]
@@ -405,6 +416,23 @@ class Catalogue:
     def close(self) -> None:
         """Close it."""
         self._database.close()
+
+
+def _why_odd(tables: dict[str, list[tuple[Any, ...]]]) -> str:
+    """Return what was written by somebody else: a value of another kind, or a binding of what is not there."""
+    for table, kinds in _KINDS.items():
+        for row in tables[table]:
+            if not all(map(isinstance, row, kinds)):
+                return f"its table {table} has values of another kind: {row!r}"
+    exchanges = {None, *(row[0] for row in tables["exchange"])}
+    queues = {None, *(row[0] for row in tables["queue"])}
+    for number, exchange, queue, destination, *_ in tables["binding"]:
+        if not {exchange, destination} <= exchanges or queue not in queues:
+            return f"its binding {number} is of an exchange or a queue that is not there"
+    for name, value in tables["config"]:
+        if name == "initial_containers" and not value.isdigit():
+            return f"its initial_containers are {value!r}"
+    return ""
 
 
 def why_no_name(field: str, text: str, *, least: int = 1) -> str | None:
