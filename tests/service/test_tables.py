@@ -19,6 +19,12 @@ def test_a_pipe_gets_every_cell_whole() -> None:
     assert list(table_lines(HEADS, ROWS, indent=2)) == [f"  {name:<90}  {count:>5}" for name, count in widths]
 
 
+def test_a_name_is_on_one_line_and_moves_no_cursor() -> None:
+    """A queue may be called so."""
+    lines = list(table_lines(HEADS, [("a\nb\x1b[2J", 5), ("ü", 6)]))
+    assert [line.split() for line in lines] == [["name", "bytes"], [r"a\nb\x1b[2J", "5"], ["ü", "6"]]
+
+
 def test_a_terminal_is_not_left_on_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
     main, side = pty.openpty()
     with os.fdopen(main, "rb", 0), os.fdopen(side, "w") as terminal:

@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
+from tranlog.listing import printable
+
 _PIPE_WIDTH: Final = 10_000
 _LEAST_TEXT: Final = 12
 """A column of texts is not made narrower."""
@@ -22,8 +24,9 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[object]], *, inden
 
     A head that begins with `>` is of a column of numbers, which end below each other; None is shown as `-`. Where not
     even the numbers have room beside each other, a row is a paragraph of heads and cells. No rows have no heads.
+    What breaks a line, or moves a terminal's cursor, is escaped.
     """
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     if not cells:
         return
     width = max(os.get_terminal_size(sys.stdout.fileno()).columns - indent, 1) if sys.stdout.isatty() else _PIPE_WIDTH
