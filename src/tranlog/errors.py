@@ -669,6 +669,15 @@ class CatalogueError(QueueError):
     )
 
 
+class CatalogueAwayError(CatalogueError):
+    """The server that has a store's catalogue does not let us in, or the session was lost."""
+
+    template = (
+        "the catalogue of the message store at {path} cannot be reached: {why}. Nothing was changed. "
+        "Start its server, or correct how it is reached, and try again"
+    )
+
+
 class UnknownQueueError(QueueError):
     """A queue, exchange or binding that is not in the catalogue."""
 

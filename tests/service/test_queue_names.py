@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import socket
 import uuid
 from pathlib import Path
 
@@ -141,6 +142,15 @@ def test_the_store_is_where_the_documents_options_say(mail: Mail) -> None:
     ):
         code, _, err = mail("declare", *words)
         assert code == 2 and named in err
+
+
+def test_a_server_that_is_away_is_no_damage(mail: Mail) -> None:
+    """A script waits for it, and need not look at the data first."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/mail"
+        code, _, err = mail("declare", str(mail.path), "a", "--connect", url)
+    assert code == 4 and "cannot be reached: connection failed" in err and "Start its server" in err
 
 
 @pytest.mark.integration

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tranlog.errors import CatalogueError
+from tranlog.errors import CatalogueAwayError, CatalogueError
 from tranlog.queues.files.catalogue import tables_text
 from tranlog.servers.postgres import KEEPALIVE, describe_dsn
 
@@ -55,7 +55,8 @@ class PostgresCatalogue:
             )
             return psycopg.connect(made, autocommit=True, prepare_threshold=None)
         except psycopg.Error as exc:
-            raise self._told(exc) from exc
+            # A database that is not there is a catalogue that is lost; libpq gives no code for it.
+            raise self._told(exc, away="does not exist" not in str(exc)) from exc
 
     def _make_database(self) -> bool:
         """Make the database that the connection string names, if the server is there and lacks it."""
@@ -73,8 +74,9 @@ class PostgresCatalogue:
             return False  # why it cannot be reached is said by the first attempt
         return True
 
-    def _told(self, exc: psycopg.Error) -> CatalogueError:
-        return CatalogueError(path=self.where, why=str(exc).strip().partition("\n")[0] or type(exc).__name__)
+    def _told(self, exc: psycopg.Error, *, away: bool) -> CatalogueError:
+        kind = CatalogueAwayError if away else CatalogueError
+        return kind(path=self.where, why=str(exc).strip().partition("\n")[0] or type(exc).__name__)
 
     def run(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows. Raises CatalogueError."""
@@ -83,7 +85,7 @@ class PostgresCatalogue:
             cursor = self._session.execute(text.replace("?", "%s"), kept or None)
             rows = cursor.fetchall() if cursor.description else []
         except psycopg.Error as exc:
-            raise self._told(exc) from exc
+            raise self._told(exc, away=self._session.closed) from exc
         return [tuple(_said(value) if isinstance(value, str) else value for value in row) for row in rows]
 
     def begin(self) -> None:

@@ -71,8 +71,8 @@ _ERRORS: Final = {
         NativeLogError MixedCodecsError ConversionTargetError HoldError SegmentEmptyError LogLockedError LogClosedError
         MemberLogError NotPrimaryError DiskFullError DiskFailedError SpillFailedError PurgeFailedError
         LibraryMissingError SourceSetupError SourceUnavailableError TargetUnavailableError TransientTargetError
-        TransientRoomError HandshakeError NoPrimaryError NoNodeError GroupOrderError PipelineError ReplacedError
-        PipelineHeldError StateError ControlError EngineError
+        TransientRoomError CatalogueAwayError HandshakeError NoPrimaryError NoNodeError GroupOrderError PipelineError
+        ReplacedError PipelineHeldError StateError ControlError EngineError
     """,
 }
 EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
