@@ -447,7 +447,7 @@ class NotInLogError(LogError):
 
     template = (
         "{what} is at {gtid}, but this log {found}: it was cleared, re-created or belongs to "
-        "something else. Use the right log, or set the position with `tranlog position set`"
+        "something else. Use the right log, or begin anew: name another start, or give a stream a new checkpoint"
     )
 
 

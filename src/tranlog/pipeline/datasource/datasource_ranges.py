@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tranlog.errors import NotInLogError
+from tranlog.errors import LogReplacedError, NotInLogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.reader import LogRange, LogReader
 from tranlog.pipeline.datasource.datasource_options import QueryOptions
@@ -48,10 +48,14 @@ _MAX_PARTITIONS: Final = 10_000
 
 @dataclass
 class SeqnoRange(InputPartition):
-    """What one task reads: seqnos, both ends included; empty where `high` is below `low`."""
+    """What one task reads: seqnos, both ends included; empty where `high` is below `low`.
+
+    `history`: of the log that it was planned on, in hex; empty says none.
+    """
 
     low: int
     high: int
+    history: str = ""
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:
@@ -75,11 +79,14 @@ def cut(reader: LogReader, low: int, high: int, wanted: int | None) -> Iterator[
         number = min(wanted, high - low + 1, _MAX_PARTITIONS)
         cuts = [low + (high - low + 1) * part // number for part in range(number)]
     for start, end in zip(cuts, [*cuts[1:], high + 1], strict=True):
-        yield SeqnoRange(start, end - 1)
+        yield SeqnoRange(start, end - 1, reader.history.hex())
 
 
 def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordBatch]:
-    """Yield the batches of a range, in the types that Spark expects. Raises what a cursor raises; NotInLogError."""
+    """Yield the batches of a range, in the types that Spark expects.
+
+    Raises what a cursor raises; NotInLogError; LogReplacedError for a log of another history than the range's.
+    """
     if partition.high < partition.low:
         return
     import pyarrow
@@ -91,6 +98,10 @@ def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordB
     committed_only = options.upto == "committed"
     high = Seqno(partition.high)
     with options.open() as reader, reader.cursor(committed_only=committed_only) as cursor:
+        found = reader.history.hex()
+        if partition.history not in ("", found):
+            why = f"its history is {found}, and this query was planned on {partition.history}"
+            raise LogReplacedError(path=reader.path, why=why)
         options.catch_up(reader, high)
         cursor.seek(Seqno(partition.low))
         for batch in cursor.batches(

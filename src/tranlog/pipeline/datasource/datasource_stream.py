@@ -4,7 +4,8 @@ Owns the offsets and the end of each micro-batch; `datasource_ranges` owns readi
 "done up to and including", and the range of a micro-batch is (start, end]. Spark stores it before it reads. So a batch
 that is run again reads the same transactions, or raises an error if this log no longer holds them.
 
-Shape of an offset: `{"gtid": "GTID(1, 15)"}`; before anything was read `{"before": 0}`, with the first seqno. The
+Shape of an offset: `{"gtid": "GTID(1, 15)", "history": "<32 hex digits>"}`, since another log may have the same GTIDs;
+before anything was read `{"before": 0}`, with the first seqno. A checkpoint of an earlier release has no history. The
 latest offset that is reported also has how far the stream is behind it: `lag_seqnos` and `lag_ms`.
 """
 
@@ -65,7 +66,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise PurgedError(seqno=first, first=held)
         self._hold(Seqno(first - 1))
         before = log.header(Seqno(first - 1))
-        return {"before": first} if before is None else {"gtid": str(before.gtid)}
+        return {"before": first} if before is None else self._at(before.gtid)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the first of the limits that were asked for; `latestOffset` heeds both."""
@@ -92,7 +93,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         header = log.header(last)
         assert header is not None, "it was committed"
-        return {"gtid": str(header.gtid)}
+        return self._at(header.gtid)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Use the current commit point as the end."""
@@ -157,6 +158,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         done, last = self._check(start), seqno_of(end)
         if last <= done:
             return []
+        self._check_history(end)
         self.options.catch_up(self._reader(), last)
         check_gtid(self._reader(), Gtid.parse(end["gtid"]), "this stream's checkpoint")
         return list(cut(self._reader(), done + 1, last, self.options.partitions))
@@ -181,10 +183,14 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log.close()
             self._log = None
 
+    def _at(self, gtid: Gtid) -> Offset:
+        return {"gtid": str(gtid), "history": self._reader().history.hex()}
+
     def _check(self, offset: Offset) -> Seqno:
         """Return an offset's seqno, if what comes after it is what came after it then."""
         log = self._reader()
         done = seqno_of(offset)
+        self._check_history(offset)
         self.options.catch_up(log, done)
         held = log.range()
         if done + 1 < held.first_seqno:
@@ -197,6 +203,12 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif held.epoch < gtid.epoch:
                 raise NotInLogError(what="this stream's checkpoint", gtid=gtid, found=f"is in epoch {held.epoch}")
         return done
+
+    def _check_history(self, offset: Offset) -> None:
+        """Raise NotInLogError if the log has another history than the offset: its GTIDs may be the same."""
+        if "history" in offset and offset["history"] != (found := self._reader().history.hex()):
+            what = f"this stream's checkpoint, of the history {offset['history']},"
+            raise NotInLogError(what=what, gtid=Gtid.parse(offset["gtid"]), found=f"has the history {found}")
 
     def _reader(self) -> LogReader:
         if isinstance(self._log, RemoteLog) and self._log.lost:
