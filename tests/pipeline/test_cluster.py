@@ -40,6 +40,7 @@ from tranlog.testing.servers import free_port
         ("spark://host:7077", MasterKind.STANDALONE),
         ("spark://a:7077,b:7077", MasterKind.STANDALONE),
         ("yarn", MasterKind.OTHER),
+        ("k8s://https://host:443", MasterKind.OTHER),
     ],
 )
 def test_kinds_of_master(master: str, kind: MasterKind) -> None:
@@ -50,6 +51,13 @@ def test_kinds_of_master(master: str, kind: MasterKind) -> None:
 def test_an_address_without_a_port_is_refused(master: str) -> None:
     with pytest.raises(ConfigError, match="a standalone cluster's is spark://host:port"):
         master_kind(master)
+
+
+@pytest.mark.parametrize("master", ["foo", "", "LOCAL", "local[", "local[0]", "local[x]", "local-cluster[2]"])
+def test_what_is_no_master_is_refused(master: str) -> None:
+    """Spark starts a JVM to say so, and what then does not start sounds like a missing Java."""
+    with pytest.raises(ConfigError, match=r"a master is local\[4\], local-cluster"):
+        EngineOptions().check_for(master)
 
 
 def test_a_standalone_cluster_needs_its_secret_or_a_word_that_it_has_none() -> None:

@@ -37,8 +37,9 @@ LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _NOT_ON_COMMAND_LINES = frozenset({SECRET, "spark.archives"})
 _REACH_S = 5.0
 
-_LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL = re.compile(r"local(?:\[\s*(\*|0*[1-9]\d*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]")
+_OTHER = re.compile(r"yarn|k8s://.+")
 _STANDALONE = re.compile(r"spark://(?:[^\s:,/]+:\d+)(?:,[^\s:,/]+:\d+)*")
 
 
@@ -61,8 +62,11 @@ def master_kind(master: str) -> MasterKind:
         return MasterKind.LOCAL
     if _LOCAL_CLUSTER.fullmatch(master):
         return MasterKind.LOCAL_CLUSTER
-    if not master.startswith("spark:"):
+    if _OTHER.fullmatch(master):
         return MasterKind.OTHER
+    if not master.startswith("spark:"):
+        why = "a master is local[4], local-cluster[2,2,1024], spark://host:port, yarn or k8s://…"
+        raise ConfigError(option="master", value=master, why=why)
     if not _STANDALONE.fullmatch(master):
         raise ConfigError(option="master", value=master, why="a standalone cluster's is spark://host:port")
     return MasterKind.STANDALONE
