@@ -175,8 +175,13 @@ def test_everything_that_can_be_chosen(tmp_path: Path, spark: SparkSession) -> N
     ):
         with pytest.raises(Exception, match=re.escape(says)):
             got(**options)
-    with pytest.raises(Exception, match="seqno is bigint here"):
-        spark.read.format("thl").schema("seqno int").load(str(path)).count()
+    for schema, says in (("seqno int", "seqno is bigint here"), ("seqno bigint NOT NULL", "leave NOT NULL out")):
+        with pytest.raises(Exception, match=says):
+            spark.read.format("thl").schema(schema).load(str(path)).count()
+    spark.sql(f"CREATE TEMPORARY VIEW south USING thl OPTIONS (path '{path}', schemas 'south')")
+    assert spark.sql("SELECT * FROM south").count() == len(wanted(schema="south"))
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE south USING thl OPTIONS (path '{path}')")
 
 
 @pytest.mark.spark
@@ -242,9 +247,12 @@ def test_unknown_options_are_refused() -> None:
         ({"path": "x", "shards": "a,,b"}, "empty name"),
         ({"path": "x", "maxBytesPerTrigger": "0"}, "1 or more"),
         ({"path": "x", "pushFilters": "true"}, "thl has the options path"),
+        ({"owner": "me", "location": "file:x", "option.unit": "change"}, "CREATE TEMPORARY VIEW"),
     ):
         with pytest.raises(ConfigError, match=says):
             parse_options(given)
     read = parse_options({"PATH": "file:x", "TABLES": '["a.b", "a.c,d"]', "upto": "VISIBLE"})
     assert read.path == "x" and read.upto == "visible"
     assert read.selection.tables == {("a", "b"), ("a", "c,d")}
+    read = parse_options({"path": "x", "tables": "a.b.c"})
+    assert read.selection.tables == {("a", "b.c"), ("a.b", "c")}, "a schema's name may hold a dot, and so may a table's"

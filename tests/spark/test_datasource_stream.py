@@ -86,9 +86,10 @@ def test_a_stream_with_a_hold_is_not_overtaken(tmp_path: Path) -> None:
     stream.stop()
     found = read_hold(str(path), "audit")
     assert found is not None and (found.restart_seqno, found.applied_seqno) == (60, None)
-    source = ThlDataSource({"path": str(path), "hold": "audit"})
-    with pytest.raises(ConfigError, match="only a stream keeps one"):
-        source.reader(source.schema())
+    for option, value in (("hold", "audit"), ("maxTransactionsPerTrigger", "5"), ("maxBytesPerTrigger", "5")):
+        source = ThlDataSource({"path": str(path), option: value})
+        with pytest.raises(ConfigError, match=f"{option} = .*it is a stream's"):
+            source.reader(source.schema())
 
 
 def test_bytes_bound_a_batch_that_has_one_transaction_at_least(tmp_path: Path) -> None:

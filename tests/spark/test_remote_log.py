@@ -83,6 +83,7 @@ def test_options_of_a_node_are_checked() -> None:
         {**node, "upto": "visible"},
         {**node, "hold": "mine"},
         {**node, "tlsCa": "ca.pem"},
+        {**node, "tlsKey": "key.pem"},
         {"node": "a:2112"},
     ):
         with pytest.raises(ConfigError):

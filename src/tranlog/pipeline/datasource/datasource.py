@@ -45,8 +45,13 @@ class ThlDataSource(DataSource):
     def reader(self, schema: StructType) -> ThlReader:
         """Return the reader of these columns. Raises ConfigError."""
         options = self._options(schema)
-        if options.hold is not None:
-            raise ConfigError(option="hold", value=options.hold, why="only a stream keeps one")
+        for name, value in (
+            ("hold", options.hold),
+            ("maxTransactionsPerTrigger", options.max_transactions),
+            ("maxBytesPerTrigger", options.max_bytes),
+        ):
+            if value is not None:
+                raise ConfigError(option=name, value=value, why="it is a stream's, and this is a query")
         return ThlReader(options)
 
     def streamReader(self, schema: StructType) -> ThlStreamReader:
@@ -66,6 +71,8 @@ class ThlDataSource(DataSource):
             if wanted is None:
                 why = f"one row per {options.unit} has the columns {', '.join(KNOWN_COLUMNS[options.unit])}"
                 raise ConfigError(option="schema", value=field.name, why=why)
+            if not field.nullable:
+                raise ConfigError(option="schema", value=f"{field.name} NOT NULL", why="leave NOT NULL out")
             if field.dataType != wanted:
                 why = f"{field.name} is {wanted.simpleString()} here; cast it in the query"
                 raise ConfigError(option="schema", value=field.dataType.simpleString(), why=why)

@@ -65,6 +65,9 @@ OPTIONS: Final = (
     ),
 )
 
+_OF_CREATE_TABLE: Final = ("owner", "location")
+"""What Spark 4.3 gives to a source for such a table, with each option under another name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
@@ -174,7 +177,10 @@ def parse_options(given: Mapping[str, str]) -> QueryOptions:
     options: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in known:
-            raise ConfigError(option=name, value=None, why=f"thl has the options {', '.join(OPTIONS)}")
+            why = f"thl has the options {', '.join(OPTIONS)}"
+            if name in _OF_CREATE_TABLE:
+                why = "thl is no source of a CREATE TABLE: CREATE TEMPORARY VIEW name USING thl OPTIONS (path '…')"
+            raise ConfigError(option=name, value=None, why=why)
         options[known[name.lower()]] = value
     path, node = options.get("path", ""), _node(options)
     if bool(path) == (node is not None):
@@ -216,12 +222,13 @@ def _node(options: Mapping[str, str]) -> NodeWish | None:
             raise ConfigError(option=given[0], value=options[given[0]], why="stands without `node`")
         return None
     addresses_of(url)
-    authority, certificate = options.get("tlsCa"), options.get("tlsCertificate")
-    if (authority is None) != (certificate is None):
-        raise ConfigError(option="tlsCa", value=authority, why="tlsCa and tlsCertificate go together")
+    authority, certificate, key = (options.get(name) for name in ("tlsCa", "tlsCertificate", "tlsKey"))
+    if (authority is None) != (certificate is None) or (key is not None and certificate is None):
+        why = "tlsCa and tlsCertificate go together, and tlsKey with them"
+        raise ConfigError(option="tlsCa", value=authority, why=why)
     tls = None
     if authority is not None and certificate is not None:
-        tls = authority, certificate, options.get("tlsKey")
+        tls = authority, certificate, key
     wish = NodeWish(
         url=url,
         prefer=parse_preference(options.get("readPreference", "nearest")).value,
@@ -273,10 +280,11 @@ def _selection(options: Mapping[str, str]) -> Selection:
         return ALL
     pairs = []
     for table in tables or ():
-        schema, dot, name = table.partition(".")
-        if not dot or not name:
+        # Both names may hold dots: what reads so is meant.
+        found = [(table[:at], table[at + 1 :]) for at, letter in enumerate(table) if letter == "." and table[at + 1 :]]
+        if not found:
             raise ConfigError(option="tables", value=table, why="a table is named as schema.table")
-        pairs.append((schema, name))
+        pairs += found
     return Selection(
         shards=None if shards is None else frozenset(shards),
         schemas=None if schemas is None else frozenset(schemas),
