@@ -21,7 +21,7 @@ from tranlog.log.writing.log import Log, LogReader
 from tranlog.pipeline.datasource.datasource import ThlReader
 from tranlog.pipeline.datasource.datasource_options import parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange
-from tranlog.source.packer import TransactionPacker
+from tranlog.source.packer import TransactionPacker, pack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,6 +95,21 @@ def test_each_column(tmp_path: Path, spark: SparkSession) -> None:
         same | nothing | {"kind": "statement", "statement": "TRUNCATE north"},
     ]
     assert json.loads(rows[0]["after"]) == {"id": 1, "n": 2, "note": "x"}
+
+
+def test_a_commit_time_that_spark_has_no_number_for_is_null(tmp_path: Path) -> None:
+    """A program that gives nanoseconds for milliseconds leaves a log whose other columns and rows can be read."""
+    path, latest = tmp_path / "log", (2**63 - 1) // 1000
+    with Log.open(str(path), source_id="shop") as log:
+        for tstamp in (1_700_000_000_000_000_000, latest, latest + 1, 0):
+            statement = Statement(schema="north", sql="TRUNCATE north", ddl=True)
+            log.transact(pack([statement], source_id="shop", event_id=str(tstamp), tstamp=tstamp))
+    reader = ThlReader(parse_options({"path": str(path), "startSeqno": "1"}))
+    times: list[int | None] = []
+    for one in reader.partitions():
+        for batch in reader.read(one):
+            times += batch.column("commit_time").cast("int64").to_pylist()
+    assert times == [None, latest * 1000, None, 0]
 
 
 @pytest.mark.spark

@@ -44,6 +44,7 @@ _TYPES: Final[dict[str, DataType]] = {
 }
 """The columns that are no text."""
 _MAX_PARTITIONS: Final = 10_000
+_MS_MAX: Final = ((1 << 63) - 1) // 1000
 
 
 @dataclass
@@ -108,10 +109,21 @@ def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordB
             unit=options.unit, columns=columns, selection=options.selection, until=high, wait=False
         ):
             if options.columns:
-                arrays: list[Any] = [array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)]
+                arrays = [_cast(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
                 yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
             else:
                 yield batch.select([])
         if cursor.next_seqno <= high:
             gtid = Gtid(reader.range().epoch, high)
             raise NotInLogError(what="this query", gtid=gtid, found=f"ends before seqno {cursor.next_seqno} now")
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    """Return a column in the type that Spark has: a commit time that its microseconds do not reach is null."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(kind):
+        from pyarrow import compute
+
+        column = compute.if_else(compute.less_equal(column.cast(pyarrow.int64()), _MS_MAX), column, None)
+    return column.cast(kind)
