@@ -11,7 +11,7 @@ import pytest
 
 from fix_log import HISTORY, PATH, fill, make_fragment, open_log, open_reader
 from tranlog.disk import OsDisk
-from tranlog.errors import ForeignHistoryError
+from tranlog.errors import ForeignHistoryError, LogReplacedError
 from tranlog.ids import NO_SEQNO, Seqno, segment_name
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, read_positions
@@ -182,7 +182,7 @@ def test_a_reader_does_not_go_on_in_a_log_that_took_the_place_of_its_own() -> No
             disk.unlink(f"{PATH}/{name}")
     with Log.open(PATH, source_id="db2", options=LogOptions(segment_bytes=2_000), disk=disk) as log:
         fill(log, 60)
-        with pytest.raises(ForeignHistoryError):
+        with pytest.raises(LogReplacedError, match="was reset or restored while it was read"):
             list(cursor.scan(until=Seqno(60)))
     assert cursor.next_seqno == 21, "nothing of the other log was returned"
     reader.close()

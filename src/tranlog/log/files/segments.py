@@ -204,28 +204,34 @@ class SegmentFiles:
         return open_file(self.path(number), self.disk)
 
     def check_same(self, number: int, file: DiskFile) -> None:
-        """Note the file of a segment that is read. Raises LogReplacedError where it was another one before.
+        """Raise LogReplacedError for a segment that was read from another file.
 
-        A writer goes on in a segment's file, or removes it; a copy of the whole log brings others.
+        A writer goes on in a segment's file, or removes it; a copy of the whole log, or one made anew, brings others.
         """
         identity = file.identity()
-        if self._read.setdefault(number, identity) != identity:
+        if self._read.get(number, identity) != identity:
             raise LogReplacedError(path=self.directory, why=f"{segment_name(number)} is another file now")
 
     def history_at(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
         """Return the identity of the history with what a segment bears of it. Raises as `history_borne`."""
         return one_history(self.directory, {number: history_borne(file, self.directory, number)}, known)
 
+    def history_read(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
+        """As `history_at`; and note the file of a segment that is read. Raises as `check_same`, too."""
+        self.check_same(number, file)
+        found = self.history_at(number, file, known)
+        self._read[number] = file.identity()
+        return found
+
     def check_all_same(self, history: bytes | None) -> None:
         """Look whether the segments that were read, of this history, are still there.
 
-        Raises ForeignHistoryError where another log's are, LogReplacedError where another copy's, LogUnreadableError.
+        Raises LogReplacedError where others are, ForeignHistoryError where they hold another log, LogUnreadableError.
         """
         for number in list(self._read):
             try:
                 with contextlib.closing(self.open(number)) as file:
-                    self.history_at(number, file, history)
-                    self.check_same(number, file)
+                    self.history_read(number, file, history)
             except FileNotFoundError:
                 self._read.pop(number, None)  # purged
 
@@ -329,7 +335,7 @@ class Segments:
         """Open a segment for reading because `seqno` is wanted; whoever is done closes it, or hands it to `keep_open`.
 
         Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise, LogReplacedError if
-        another copy's stands there now, and ForeignHistoryError if another log's does.
+        another file than before stands there now, and ForeignHistoryError if it is another log's.
         """
         with self._lock:
             idle = None if self._idle is None else self._idle.pop(number, None)
@@ -340,9 +346,9 @@ class Segments:
         try:
             file = self.files.open(number)
             try:
-                self.history = self.files.history_at(number, file, self.history)
-                if self.recent is None:  # a writer sees itself whether its files are there
-                    self.files.check_same(number, file)
+                # A writer sees itself whether its files are there.
+                look = self.files.history_read if self.recent is None else self.files.history_at
+                self.history = look(number, file, self.history)
             except BaseException as bad:
                 file.close()
                 if isinstance(bad, OSError):
