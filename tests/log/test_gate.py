@@ -244,12 +244,18 @@ def test_a_reader_for_tasks_hears_of_rollback_damage_and_its_end() -> None:
             await waiting
         await shared.close()
         broken = AsyncReader(open_reader(disk))
+        cursor = broken.cursor()
+        cursor.seek(Seqno(99))
+        reading = asyncio.create_task(cursor.next(60))
+        await asyncio.sleep(0)
         raw = bytearray(disk.content(f"{PATH}/thl.data.0000000002"))
         raw[8] ^= 1
         disk.set_content(f"{PATH}/thl.data.0000000002", bytes(raw))
         disk.unlink(f"{PATH}/positions")  # last: it has the files looked at
         with pytest.raises(CorruptRecordError):
             await broken.wait(Seqno(99), 60)
+        with pytest.raises(CorruptRecordError):
+            await reading
         await broken.close()
 
     asyncio.run(follow())

@@ -72,7 +72,7 @@ class AsyncLog:
 
     def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
         """Return a cursor at the log's first transaction."""
-        return AsyncCursor(self.log.cursor(committed_only=committed_only), self.log.gate(committed_only=committed_only))
+        return AsyncCursor(self.log.cursor(committed_only=committed_only), self, committed_only)
 
 
 class AsyncReader:
@@ -98,7 +98,7 @@ class AsyncReader:
 
     def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
         """Return a cursor at the log's first transaction."""
-        return AsyncCursor(self.reader.cursor(committed_only=committed_only), self._gate(committed_only))
+        return AsyncCursor(self.reader.cursor(committed_only=committed_only), self, committed_only)
 
     def _gate(self, committed_only: bool) -> Gate:
         return self._proven if committed_only else self._seen
@@ -168,9 +168,10 @@ class AsyncTransaction:
 class AsyncCursor:
     """A cursor that waits without blocking the loop. Tasks: one at a time."""
 
-    def __init__(self, cursor: Cursor, gate: Gate) -> None:
+    def __init__(self, cursor: Cursor, log: AsyncLog | AsyncReader, committed_only: bool) -> None:
         self._cursor = cursor
-        self._gate = gate
+        self._log = log
+        self._committed_only = committed_only
 
     def seek(self, seqno: Seqno) -> None:
         """Stand before `seqno`, also when it is not written yet. Raises PurgedError."""
@@ -181,7 +182,7 @@ class AsyncCursor:
         check_seconds("timeout_s", timeout_s)
         found = self._cursor.next()
         if found is None and timeout_s > 0:
-            await _wait(self._gate, self._cursor.next_seqno, timeout_s)
+            await self._log.wait(self._cursor.next_seqno, timeout_s, committed_only=self._committed_only)
             found = self._cursor.next()
         return found
 
