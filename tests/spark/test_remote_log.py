@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fix_live_group import LONG_S, LiveGroup, live_group, words
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
 from tranlog.pipeline.datasource.datasource_options import parse_options
+from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
 from tranlog.replication.acting.client import Satisfied
 
 if TYPE_CHECKING:
@@ -68,6 +70,17 @@ def test_a_stream_goes_on_at_another_node(tmp_path: Path, spark: SparkSession) -
         group.stop(group.await_primary())
         group.await_primary()
         assert read("e1") == ["e0", "e1"]
+
+
+@pytest.mark.long
+def test_a_stream_that_begins_after_the_end_asks_and_goes(tmp_path: Path) -> None:
+    """A node is waited for where it lacks what was read at another one; what nobody has yet is the next call's."""
+    with live_group(tmp_path) as group:
+        options = {"node": group.url, "startSeqno": "1000", "consistencyTimeout": "3600"}
+        stream = ThlStreamReader(parse_options(options))
+        start = stream.initialOffset()
+        assert start == {"before": 1000} and stream.latestOffset(start, ReadAllAvailable()) == start
+        stream.stop()
 
 
 def test_options_of_a_node_are_checked() -> None:

@@ -191,7 +191,8 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._reader()
         done = seqno_of(offset)
         self._check_history(offset)
-        self.options.catch_up(log, done)
+        if "gtid" in offset:
+            self.options.catch_up(log, done)
         held = log.range()
         if done + 1 < held.first_seqno:
             raise PurgedError(seqno=Seqno(done + 1), first=held.first_seqno)
