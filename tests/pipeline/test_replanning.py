@@ -243,7 +243,7 @@ def test_slots_for_the_plan_that_has_to_drain(
         asked.append(master)
         raise EngineError(why="no Spark here", remedy="")
 
-    monkeypatch.setattr(engine, "build_context", build)
+    monkeypatch.setattr(engine, "run_context", build)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     target.query("UPDATE tranlog_channel SET applied_seqno = 0, event_id = '', epoch = 0 WHERE channel = 2")
     with pytest.raises(EngineError, match="no Spark here"):

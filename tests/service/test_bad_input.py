@@ -98,7 +98,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setattr("sys.stdin", io.StringIO())
     for module in ("pipeline.driving.apply", "service.commands.cli"):
         monkeypatch.setattr(f"tranlog.{module}.find_java", lambda: "java")
-    monkeypatch.setattr("tranlog.pipeline.spark.engine.build_context", no_spark)
+    monkeypatch.setattr("tranlog.pipeline.spark.engine.run_context", no_spark)
     made = Place(tmp_path, capsys)
     assert made("tranlog --service shop init")[0] == 0
     return made

@@ -131,6 +131,20 @@ def test_a_server_and_source_are_equal(
     check_equal(target, workload)
 
 
+def test_a_session_of_the_programs_own_outlives_a_run(tmp_path: Path, spark: SparkSession) -> None:
+    """It is used where it has the run's master, and may be given as a session; its cached rows are there afterwards."""
+    workload = Workload(seed=1)
+    last = write_log(tmp_path / "log", workload, 30)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    kept = spark.range(7).cache()
+    assert kept.count() == 7
+    for seqno, given in ((10, None), (20, spark), (last, None)):
+        run_apply(options(tmp_path, target, master=spark.sparkContext.master, until_seqno=seqno), spark=given)
+        assert kept.count() == 7
+    check_equal(target, workload)
+    kept.unpersist()
+
+
 def test_one_schema_on_many_channels_and_back(tmp_path: Path, context: SparkContext) -> None:
     """By write sets: the plan changes at one seqno, and the log is kept from where the stored plan begins."""
     workload = Workload(seed=77, shards=("north",), serial=0.01, write_sets=True)

@@ -25,7 +25,7 @@ from tranlog.pipeline.status.view import PipelineStatus, needed_for, pipeline_st
 from tranlog.target.options import TargetKind, TargetOptions
 
 if TYPE_CHECKING:
-    from tranlog.pipeline.spark.session import SparkContext
+    from tranlog.pipeline.spark.session import SparkContext, SparkSession
 
 _URLS: Final[dict[str, TargetKind]] = {"postgresql": "postgres", "postgres": "postgres", "mariadb": "mariadb"}
 """Kinds of targets by the scheme of a URL."""
@@ -72,11 +72,12 @@ class Pipeline:
         until: int | str | None = None,
         *,
         report: Callable[[ApplyStatus], None] | None = None,
-        spark: SparkContext | None = None,
+        spark: SparkContext | SparkSession | None = None,
     ) -> ApplyResult:
         """Apply until a seqno, inclusive, or "now": what is committed at the start; None: until `stop`.
 
-        Raises what `run_apply` does.
+        `spark`: run there; it is left running, as is the program's own where the run finds it. Raises what `run_apply`
+        does.
         """
         options = self.options if until is None else replace(self.options, until_seqno=until)
         more: dict[str, Any] = {} if report is None else {"report": report}

@@ -43,7 +43,7 @@ from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow, Target
 
 if TYPE_CHECKING:
-    from tranlog.pipeline.spark.session import SparkContext
+    from tranlog.pipeline.spark.session import SparkContext, SparkSession
 
 ALIVE_INTERVAL_S = 1.0
 """How often a driver moves alive_at."""
@@ -68,7 +68,7 @@ def run_apply(
     *,
     stop: threading.Event | None = None,
     report: Callable[[ApplyStatus], None] = no_report,
-    spark: SparkContext | None = None,
+    spark: SparkContext | SparkSession | None = None,
     abort: threading.Event | None = None,
     keep_spark: bool = False,
     plans: PlanOrders | None = None,
@@ -77,10 +77,11 @@ def run_apply(
 
     Ends: with `stop`, after the current target transactions; with `abort` set before it, at once: they are rolled back.
     `report` is called about once a second, in this thread. `spark`: run there instead of starting one; it is left
-    running. `keep_spark`: leave the started one running; the next run uses it, or starts another one if it needs more
-    slots. `plans`: an order put there while the pipeline runs changes its plan: the channels stop, drain to one seqno
-    by the old plan, and continue by the new one; then the order is answered. A plan that cannot work is refused, in
-    the answer and in a note, and the old one continues. If the run ends first, the order is not answered.
+    running, as is one of the program's own with the run's master. `keep_spark`: leave the started one running; the next
+    run uses it, or starts another one if it needs more slots. `plans`: an order put there while the pipeline runs
+    changes its plan: the channels stop, drain to one seqno by the old plan, and continue by the new one; then the order
+    is answered. A plan that cannot work is refused, in the answer and in a note, and the old one continues. If the run
+    ends first, the order is not answered.
 
     Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError and TargetPositionError (exit
     code 3), PurgedError, and the errors that end a task: ConflictError, TargetTableError, DdlStopError, FilterError,

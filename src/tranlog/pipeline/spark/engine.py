@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.errors import ConfigError
 from tranlog.pipeline.spark.cluster import MasterKind, count_slots, master_kind, too_few_slots
-from tranlog.pipeline.spark.session import build_context, check_slots, default_master, kept_master, lives, stop_context
+from tranlog.pipeline.spark.session import check_slots, default_master, kept_master, lives, run_context, stop_context
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     from tranlog.pipeline.options import ApplyOptions
 
@@ -30,19 +31,20 @@ class LostSessionError(Exception):
 
 
 class Engine:
-    """One run's Spark: `given` to it and left running, or started by it. Threads: one.
+    """One run's Spark: `given` to it, or the program's own, and left running; or started by it. Threads: one.
 
     `keep`: what is started is left running too, and the next run goes on with it, or with another in its place, where
     it needs more slots.
     """
 
-    def __init__(self, options: ApplyOptions, given: SparkContext | None, *, keep: bool) -> None:
+    def __init__(self, options: ApplyOptions, given: SparkContext | SparkSession | None, *, keep: bool) -> None:
         self._options = options
         self._given = given is not None
         self._keep = keep
         self._short = False
         self._none_since: float | None = None
-        self.context = given
+        either: Any = given
+        self.context: SparkContext | None = getattr(either, "sparkContext", either)
         """None: not started yet."""
         self.slots = 0
         """How many tasks it can run at a time, as last counted."""
@@ -74,7 +76,9 @@ class Engine:
         settings = {"spark.python.daemon.module": _DAEMON}
         if master_kind(master) is MasterKind.STANDALONE:
             settings["spark.cores.max"] = str(channels)  # unset, it would take all that there are
-        return build_context(master, f"tranlog apply {options.pipeline}", settings, options.engine)
+        context, own = run_context(master, f"tranlog apply {options.pipeline}", settings, options.engine)
+        self._given = not own
+        return context
 
     def lives(self) -> bool:
         """Whether it can still run a job. Raises LostSessionError where another session may do."""

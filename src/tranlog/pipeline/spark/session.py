@@ -39,7 +39,7 @@ from tranlog.pipeline.spark.package import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     from pyspark import SparkContext as SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ _SCRATCH = "tranlog-spark-"
 _LOCK = "in-use"
 _STOP_S = 4.0
 """How long Spark may take to stop."""
+_runs_own: list[SparkContext] = []
+"""The one that a pipeline's run has started, if there is one: a run stops no other."""
 _BLOCK_FOLDERS = 64
 """Spark's default of spark.diskStore.subDirectories."""
 _folders: list[str] = []
@@ -161,9 +163,10 @@ def build_context(
 
 
 def kept_master(master: str | None, channels: int) -> str:
-    """Return the master for so many channels: that of the Spark that an earlier run has left, where it has the slots.
+    """Return the master for so many channels: that of the Spark that runs in this process, where it has the slots.
 
-    Where it has not, that one is stopped, so that another can be started. `master` None: any on this machine will do.
+    Where it has not, and an earlier run has left it, it is stopped, so that another can be started. `master` None: any
+    on this machine will do.
     """
     try:
         import pyspark
@@ -173,8 +176,20 @@ def kept_master(master: str | None, channels: int) -> str:
     if running is not None and lives(running):
         if master in (None, running.master) and count_slots(running) >= channels:
             return running.master or ""
-        stop_context()
+        if running in _runs_own:
+            stop_context()
     return master or default_master(channels)
+
+
+def run_context(master: str, app: str, settings: Mapping[str, str], engine: EngineOptions) -> tuple[SparkContext, bool]:
+    """Return a context for a pipeline's run as `build_context`, and whether runs may stop it: not the program's own."""
+    from pyspark import SparkContext
+
+    before = SparkContext._active_spark_context
+    context = build_context(master, app, settings, engine)
+    if context is not before:
+        _runs_own[:] = [context]
+    return context, context in _runs_own
 
 
 def lives(context: SparkContext) -> bool:
