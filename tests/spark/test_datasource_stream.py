@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from fix_columns import change_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
+from tranlog.change import Op, RowChange
 from tranlog.errors import ConfigError, LogReplacedError, NotInLogError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.holds import read_hold, read_holds
@@ -27,7 +28,7 @@ from tranlog.pipeline.datasource.datasource import ThlDataSource, ThlReader
 from tranlog.pipeline.datasource.datasource_options import parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader, seqno_of
-from tranlog.source.packer import TransactionPacker
+from tranlog.source.packer import TransactionPacker, pack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,6 +108,21 @@ def test_bytes_bound_a_batch_that_has_one_transaction_at_least(tmp_path: Path) -
     assert sum(map(len, batches)) == len(sizes)
     assert all(sum(batch) <= 3_000 or len(batch) == 1 for batch in batches)
     assert all(sum(one) + two[0] > 3_000 for one, two in pairwise(batches)), "and each is full"
+    stream.stop()
+
+
+def test_bytes_of_a_spilled_transaction_count(tmp_path: Path) -> None:
+    """Its record in the log is a reference, however large it is."""
+    with Log.open(str(tmp_path / "log"), source_id="test", options=LogOptions(spill_above=1_000)) as log:
+        row = RowChange(items("north"), Op.INSERT, None, (1, 2, "x" * 2_000))
+        for number in range(4):
+            log.transact(pack([row], source_id="test", event_id=str(number), tstamp=0))
+    stream = open_stream(tmp_path / "log", maxBytesPerTrigger=5_000)
+    start, ends = stream.initialOffset(), []
+    while (end := stream.latestOffset(start, ReadMaxBytes(5_000))) != start:
+        ends.append(seqno_of(end))
+        start = end
+    assert ends == [2, 4]
     stream.stop()
 
 

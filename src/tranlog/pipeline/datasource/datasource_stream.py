@@ -140,11 +140,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             while cursor.next_seqno <= last:
                 header = cursor.next_header()
                 assert header is not None, "it was committed"
-                transaction = cursor.current()
-                if transaction.fragments == 1:
-                    total += header.record_length
-                else:
-                    total += sum(record.header.record_length for record in transaction.records())
+                total += cursor.current().size_bytes
                 if total > limit and header.seqno > done + 1:
                     return Seqno(header.seqno - 1)
                 if total >= limit:
