@@ -6,11 +6,12 @@ Owns the use of Spark by a run besides its jobs. `session` starts Spark, `cluste
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, EngineError
 from tranlog.pipeline.spark.cluster import MasterKind, count_slots, master_kind, too_few_slots
 from tranlog.pipeline.spark.session import check_slots, default_master, kept_master, lives, run_context, stop_context
 
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _DAEMON: Final = "tranlog.pipeline.spark.daemon"
 _TICK_S: Final = 0.05
+_lock: Final = threading.Lock()
+_running: Final[dict[Engine, int]] = {}
+"""The runs in this process, with the channels of each."""
 
 
 class LostSessionError(Exception):
@@ -59,6 +63,7 @@ class Engine:
             self.context = self._build(wanted, channels)
         context = self.context
         master = context.master or ""
+        self._take_slots(context, channels)
         _check_drain(master, wanted, channels)
         deadline = time.monotonic() + self._options.engine.slots_wait_s
         while (slots := count_slots(context)) < channels and going_on():
@@ -66,6 +71,16 @@ class Engine:
                 raise too_few_slots(master, slots=slots, channels=channels)
             time.sleep(_TICK_S)
         return context
+
+    def _take_slots(self, context: SparkContext, channels: int) -> None:
+        """Raise EngineError where other runs in this process leave too few: these channels would wait for their end."""
+        with _lock:
+            taken = sum(number for one, number in _running.items() if one is not self and one.context is context)
+            if taken and (slots := count_slots(context)) < taken + channels:
+                why = f"other pipelines of this process have {taken} of Spark's {slots} slots, this needs {channels}"
+                remedy = "Give both a Spark with slots for all channels (`spark=`), or run each in a process of its own"
+                raise EngineError(why=why, remedy=remedy)
+            _running[self] = channels
 
     def _build(self, wanted: int, channels: int) -> SparkContext:
         options = self._options
@@ -121,7 +136,10 @@ class Engine:
 
     def close(self) -> None:
         """Stop what this run has started, unless that is to be kept."""
-        if not self._given and not self._keep and self.context is not None:
+        with _lock:
+            _running.pop(self, None)
+            shared = any(one.context is self.context for one in _running)  # the last one stops it
+        if not self._given and not self._keep and not shared and self.context is not None:
             try:
                 self.context.stop()
             except Exception:  # its JVM is gone; there is nothing left to stop
