@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ class Context:
         self.stopped += 1
 
 
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> tuple[Context, list[Engine]]:
+def engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool, names: str = "pq"
+) -> tuple[Context, list[Engine]]:
     context: Any = Context()
     monkeypatch.setattr(engine, "run_context", lambda *_: (context, own))
     monkeypatch.setattr(engine, "count_slots", lambda _: 4)
     target = TargetOptions(kind="sqlite", path=str(tmp_path / "target.db"))
     options = ApplyOptions(pipeline="p", log_dir=str(tmp_path / "log"), target=target, master="local[4]")
-    return context, [Engine(options, None, keep=False) for _ in range(2)]
+    return context, [Engine(replace(options, pipeline=name), None, keep=False) for name in names]
 
 
 def start(one: Engine, channels: int) -> None:
@@ -65,4 +68,13 @@ def test_channels_beyond_the_slots_that_other_runs_leave_are_refused(
         start(second, 2)
     first.close()
     start(second, 2)
+    second.close()
+
+
+def test_two_runs_of_one_pipeline_are_not_told_apart_by_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one is refused, or ends the earlier one: by what the target says (tests/spark/test_stale.py)."""
+    _, (first, second) = engines(tmp_path, monkeypatch, own=True, names="pp")
+    start(first, 4)
+    start(second, 4)
+    first.close()
     second.close()

@@ -73,14 +73,22 @@ class Engine:
         return context
 
     def _take_slots(self, context: SparkContext, channels: int) -> None:
-        """Raise EngineError where other runs in this process leave too few: these channels would wait for their end."""
+        """Raise EngineError where other pipelines in this process leave too few: this one would wait for their end.
+
+        Of two runs of one pipeline the later one is refused, or ends the earlier one; that is not for Spark to say.
+        """
         with _lock:
-            taken = sum(number for one, number in _running.items() if one is not self and one.context is context)
+            others = [one for one in _running if one.context is context and not one._is_of(self._options)]
+            taken = sum(_running[one] for one in others)
             if taken and (slots := count_slots(context)) < taken + channels:
                 why = f"other pipelines of this process have {taken} of Spark's {slots} slots, this needs {channels}"
                 remedy = "Give both a Spark with slots for all channels (`spark=`), or run each in a process of its own"
                 raise EngineError(why=why, remedy=remedy)
             _running[self] = channels
+
+    def _is_of(self, options: ApplyOptions) -> bool:
+        """Whether this is a run of the same pipeline."""
+        return (self._options.pipeline, self._options.target) == (options.pipeline, options.target)
 
     def _build(self, wanted: int, channels: int) -> SparkContext:
         options = self._options
