@@ -90,7 +90,7 @@ class AsyncReader:
     async def wait(self, seqno: Seqno, timeout_s: float, *, committed_only: bool = False) -> Seqno:
         """Return how far the log reaches, once that is `seqno` or the time is over. Raises as `LogReader.range`."""
         try:
-            return await _wait(self._gate(committed_only), seqno, timeout_s)
+            return await _wait(self._proven if committed_only else self._seen, seqno, timeout_s)
         except LogClosedError:
             if self._failure is not None:
                 raise self._failure from None
@@ -99,9 +99,6 @@ class AsyncReader:
     def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
         """Return a cursor at the log's first transaction."""
         return AsyncCursor(self.reader.cursor(committed_only=committed_only), self, committed_only)
-
-    def _gate(self, committed_only: bool) -> Gate:
-        return self._proven if committed_only else self._seen
 
     def _watch(self) -> None:
         try:

@@ -203,24 +203,20 @@ class SegmentFiles:
         """Open a segment. Raises FileNotFoundError, LogUnreadableError."""
         return open_file(self.path(number), self.disk)
 
-    def check_same(self, number: int, file: DiskFile) -> None:
-        """Raise LogReplacedError for a segment that was read from another file.
+    def history_at(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
+        """Return the identity of the history with what a segment bears of it. Raises as `history_borne`."""
+        return one_history(self.directory, {number: history_borne(file, self.directory, number)}, known)
+
+    def history_read(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
+        """As `history_at`, of a segment that is read. Raises LogReplacedError where it was read from another file.
 
         A writer goes on in a segment's file, or removes it; a copy of the whole log, or one made anew, brings others.
         """
         identity = file.identity()
         if self._read.get(number, identity) != identity:
             raise LogReplacedError(path=self.directory, why=f"{segment_name(number)} is another file now")
-
-    def history_at(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
-        """Return the identity of the history with what a segment bears of it. Raises as `history_borne`."""
-        return one_history(self.directory, {number: history_borne(file, self.directory, number)}, known)
-
-    def history_read(self, number: int, file: DiskFile, known: bytes | None) -> bytes | None:
-        """As `history_at`; and note the file of a segment that is read. Raises as `check_same`, too."""
-        self.check_same(number, file)
         found = self.history_at(number, file, known)
-        self._read[number] = file.identity()
+        self._read[number] = identity
         return found
 
     def check_all_same(self, history: bytes | None) -> None:

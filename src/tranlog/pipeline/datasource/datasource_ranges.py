@@ -79,8 +79,9 @@ def cut(reader: LogReader, low: int, high: int, wanted: int | None) -> Iterator[
     else:
         number = min(wanted, high - low + 1, _MAX_PARTITIONS)
         cuts = [low + (high - low + 1) * part // number for part in range(number)]
+    history = reader.history.hex()
     for start, end in zip(cuts, [*cuts[1:], high + 1], strict=True):
-        yield SeqnoRange(start, end - 1, reader.history.hex())
+        yield SeqnoRange(start, end - 1, history)
 
 
 def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordBatch]:
