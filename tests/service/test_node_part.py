@@ -63,14 +63,21 @@ def test_a_node_is_asked_and_told_over_http(
         assert code == 2 and "a changed configuration, or --force" in err
         file = tmp_path / "group.json"
         file.write_text(told("group", "config", "--json")[1])
-        shown = json.loads(file.read_text())
-        shown["members"][1]["tags"] = {"site": "north"}
-        file.write_text(json.dumps({**shown, "w": "majority"}))
-        epoch, version = shown["id"]
+        config = json.loads(file.read_text())
+        config["members"][1]["tags"] = {"site": "north"}
+        file.write_text(json.dumps({**config, "w": "majority"}))
+        epoch, version = config["id"]
         answer = f"the group has configuration {epoch}.{version + 1}\n"
         assert told("group", "reconfigure", str(file))[:2] == (0, answer)
         code, out, _ = told("group", "config", "--json")
         assert (json.loads(out)["w"], json.loads(out)["members"][1]["tags"]) == ("majority", {"site": "north"})
+        for change, shown in (({"priority": 0, "hidden": True, "delay_ms": 50}, True), ({"priority": 1}, False)):
+            change = {"name": "b", "hidden": False, "delay_ms": 0, **change}
+            file.write_text(json.dumps({"members": [change]}))
+            assert told("group", "reconfigure", str(file))[0] == 0
+            (line,) = [one for one in told("group", "status")[1].splitlines() if one.startswith("  b ")]
+            assert ("priority 0, hidden, delayed by 50 ms, " in line) is shown
+        file.write_text(json.dumps({**config, "w": "majority"}))
         code, _, err = told("group", "reconfigure", str(file))
         assert code == 2 and "change what `tranlog group config` shows now" in err
         for raw, why in (("{", "truncated"), ('{"ws": 1}', "unknown field `ws`"), ('{"w": 1.5}', "$.w")):

@@ -148,6 +148,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     votes: int
     priority: int
     witness: bool
+    hidden: bool = False
+    delay_ms: int = 0
     state: str
     heard_ms: int | None
     last: Gtid
@@ -595,6 +597,8 @@ def status_of(
                 votes=one.votes,
                 priority=one.priority,
                 witness=one.witness,
+                hidden=one.hidden,
+                delay_ms=one.delay_ms,
                 state=STATE_NAMES[mind.state if own else core.seen_state(one.node)],
                 heard_ms=0 if own else heard,
                 last=log.last if own else NO_GTID if peer is None else peer.last,

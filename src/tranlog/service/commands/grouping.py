@@ -195,6 +195,8 @@ def _words(one: MemberStatus, *, own: bool) -> list[str]:
         f"at {one.address}",
         f"votes {one.votes}",
         f"priority {one.priority}",
+        "hidden" if one.hidden else "",
+        f"delayed by {one.delay_ms} ms" if one.delay_ms else "",
         "" if one.last == NO_GTID else f"log up to {one.last}",
         "" if own else heard,
         f"protocol {one.protocol}" if one.protocol else one.trouble,
