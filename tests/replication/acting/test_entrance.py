@@ -179,6 +179,8 @@ def test_who_is_silent_or_speaks_no_tls_is_not_waited_for(
                 await until(lambda: refusals(caplog))
                 (line,) = refusals(caplog)
                 assert why in line
+            with pytest.raises(HandshakeError, match="it was closed; it said nothing before, and may expect TLS"):
+                await greet(address, Greeting(), None)
             caplog.clear()
             for _ in range(3):  # whoever looks whether somebody listens
                 _, writer = await asyncio.open_connection(host, int(port))

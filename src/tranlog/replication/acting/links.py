@@ -63,6 +63,9 @@ class LinkOwner(Protocol):
         """No process listens at that node's address."""
 
 
+_PERHAPS_TLS = "; it said nothing before, and may expect TLS, for which this end has no certificate"
+
+
 class Greeting:
     """The client's side of a handshake: the `Taker` of a connection until the server has welcomed it, and after."""
 
@@ -113,7 +116,8 @@ async def greet(
     except BaseException as exc:
         wire.cut()
         if isinstance(exc, HandshakeError):
-            raise HandshakeError(where=address, why=exc.why) from None
+            hint = _PERHAPS_TLS if tls is None and not wire.spoke else ""
+            raise HandshakeError(where=address, why=f"{exc.why}{hint}") from None
         raise
     version = versions.agreed(hello.versions)
     if version is None:

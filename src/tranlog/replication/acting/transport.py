@@ -97,6 +97,11 @@ class Wire(asyncio.BufferedProtocol):
         self._writable.set()
 
     @property
+    def spoke(self) -> bool:
+        """Whether a whole packet has come."""
+        return not self._first
+
+    @property
     def host(self) -> str:
         """The host of the other end."""
         return self.where.rpartition(":")[0]
