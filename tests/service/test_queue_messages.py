@@ -116,6 +116,24 @@ def test_what_is_no_text_is_base64_in_a_line_of_json(mail: Mail) -> None:
     assert mail.json("get", str(mail.path), "a")["message"]["body"] == "Grüße"
 
 
+def test_what_is_published_with_a_message_comes_with_it(mail: Mail) -> None:
+    path, words = str(mail.path), ("--header", "kind: tea", "--priority", "7", "--expires-in", "3600")
+    assert mail("publish", path, "gone", "--queue", "a", "--expires-in", "0")[0] == 0
+    assert mail("publish", path, "one", "--queue", "a", *words)[0] == 0
+    assert mail("publish", path, "two", "--queue", "a")[0] == 0
+    first, second = mail.json("peek", path, "a")["messages"]
+    assert (first["header"], first["priority"], second["header"], second["expires_at_ms"]) == ("kind: tea", 7, "", None)
+    assert first["expires_at_ms"] - first["stored_at_ms"] == pytest.approx(3_600_000, abs=60_000)
+    found = mail.json("get", path, "a")["message"]
+    assert {name: found[name] for name in ("body", "header", "expires_at_ms")} == {
+        "body": "one",
+        "header": "kind: tea",
+        "expires_at_ms": first["expires_at_ms"],
+    }
+    for wrong in (("--priority", "256"), ("--expires-in", "-1"), ("--expires-in", "nan"), ("--expires-in", "inf")):
+        assert mail("publish", path, "x", "--queue", "a", *wrong)[0] == 2, wrong
+
+
 def test_a_message_left_is_next_again_and_counts_it(mail: Mail) -> None:
     path = str(mail.path)
     for body in ("one", "two"):

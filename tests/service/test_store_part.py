@@ -82,6 +82,7 @@ COMMANDS = [
     ["publish", "tea", "--exchange", "events", "--key", "new.tea"],
     ["publish", "tea", "--exchange", "events", "--key", "old.tea"],
     ["publish", "tea", "--exchange", "nothing", "--key", "k"],
+    ["publish", "tea", "--queue", "c", "--priority", "3", "--header", "h", "--expires-in", "0"],
     ["publish", "tea", "--queue", "a", "--queue", "nothing"],
     ["publish", "--queue", "c", "--file", __file__],
     ["publish", "--queue", "c", "--file", "/nowhere/at/all"],

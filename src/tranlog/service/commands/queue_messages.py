@@ -21,6 +21,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
+from tranlog.clock import SECONDS_MAX, SYSTEM_CLOCK
 from tranlog.queues.by_hand import open_by_hand
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
@@ -37,7 +38,7 @@ from tranlog.service.commands.queue_words import (
 from tranlog.service.frame.command import AsJson, Yes, answer, confirm, flag, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.frame.tables import table_lines
-from tranlog.service.process.api import AnswerMessage, ByName, Peek, PublishMessage, TakeMessage
+from tranlog.service.process.api import AnswerMessage, ByName, MessageTold, Peek, PublishMessage, TakeMessage
 from tranlog.service.process.store_part import store_looks, store_part
 
 _PART_BYTES = 64 * 1024
@@ -61,6 +62,13 @@ def publish(
     exchange: Annotated[str, option("--exchange", "NAME", "Route it by this exchange instead.")] = DEFAULT_EXCHANGE,
     key: RoutingKey = "",
     headers: HeadersJson = None,
+    header: Annotated[str, option("--header", "TEXT", "Store this with the message, beside its body.")] = "",
+    expires_s: Annotated[
+        float | None, option("--expires-in", "S", "Drop it if nobody took it for so long.", min=0, max=SECONDS_MAX)
+    ] = None,
+    priority: Annotated[
+        int, option("--priority", "N", "Passed on to whoever takes it; it changes no order.", min=0, max=255)
+    ] = 0,
     transient: Annotated[
         bool, flag("--transient", "In memory alone; only on a store that a process has open.")
     ] = False,
@@ -75,7 +83,7 @@ def publish(
 
     \b
     Example:
-      tranlog queue publish mail 'two teas' --queue orders
+      tranlog queue publish mail 'two teas' --queue orders --expires-in 3600
       tar c photos | tranlog queue publish mail --exchange events --key photos.new
     """
     if body is not None and file != "-":
@@ -90,7 +98,15 @@ def publish(
         options = QueueStoreOptions(write_buffers=write_buffers)
         with store_part(directory, by_hand_or_owner(options, transient=transient)) as store:
             asked = PublishMessage(
-                length=length, queues=queues or None, exchange=exchange, key=key, headers=routed_by, transient=transient
+                length=length,
+                queues=queues or None,
+                exchange=exchange,
+                key=key,
+                headers=routed_by,
+                header=os.fsencode(header),
+                expires_at=0 if expires_s is None else SYSTEM_CLOCK.now_ms() + int(expires_s * 1000),
+                priority=priority,
+                transient=transient,
             )
             found = store.publish(asked, _parts(raw, length, file)).id
     if as_json:
@@ -146,11 +162,11 @@ def get(
     with store_part(directory, open_by_hand) as store, store.take(TakeMessage(queue=queue)) as taken:
         message = taken.head.message
         if message is not None:
-            fields = msgspec.structs.asdict(message)
+            fields = _fields(message)
             if output is not None:
                 _write_file(taken.content, output)
             elif as_json:
-                fields |= _body(b"".join(taken.content))
+                fields |= _text("body", b"".join(taken.content))
             else:
                 _write(taken.content, sys.stdout.buffer)
             if as_json:
@@ -185,11 +201,17 @@ def _write_file(content: Iterator[bytes], path: str) -> None:
         os.close(directory)
 
 
-def _body(raw: bytes) -> dict[str, object]:
+def _fields(message: MessageTold) -> dict[str, object]:
+    """Return a message as it is printed, its header as text where it is one."""
+    fields = msgspec.structs.asdict(message)
+    return fields | _text("header", fields.pop("header"))
+
+
+def _text(name: str, raw: bytes) -> dict[str, object]:
     try:
-        return {"body": raw.decode()}
+        return {name: raw.decode()}
     except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(raw).decode()}
+        return {f"{name}_base64": base64.b64encode(raw).decode()}
 
 
 def peek(
@@ -206,7 +228,7 @@ def peek(
     """
     with store_looks(directory) as store:
         found = store.peek(Peek(queue=queue, count=count))
-    rows = [{**msgspec.structs.asdict(one), "begins": one.begins.decode(errors="replace")} for one in found]
+    rows = [{**_fields(one), "begins": one.begins.decode(errors="replace")} for one in found]
     listed = [(one.id, one.bytes, one.attempts, str(one.begins)[2:-1]) for one in found]
     answer({"messages": rows}, table_lines(("id", ">bytes", ">attempts", "begins"), listed), as_json)
     if not found and not as_json:

@@ -151,13 +151,19 @@ class DeclareQueue(_Body, frozen=True):
 
 
 class PublishMessage(_Body, frozen=True):
-    """A message for these queues, or for those to which exchange, key and headers lead. `length`: of its content."""
+    """A message for these queues, or for those to which exchange, key and headers lead. `length`: of its content.
+
+    `header` is stored with it, in base64. `expires_at`: ms since 1970, 0 for never.
+    """
 
     length: Annotated[int, msgspec.Meta(ge=0)]
     queues: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
     exchange: str = ""
     key: str = ""
     headers: dict[str, Any] | None = None
+    header: Bytes = b""
+    expires_at: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    priority: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     transient: bool = False
 
 
@@ -288,7 +294,7 @@ class Trimmed:
 
 
 class MessageTold(msgspec.Struct, kw_only=True, frozen=True):
-    """A message. `bytes`: of its content."""
+    """A message. `bytes`: of its content; `header`: what it was published with, in base64; None: it never expires."""
 
     id: str
     queue: str
@@ -297,6 +303,8 @@ class MessageTold(msgspec.Struct, kw_only=True, frozen=True):
     redelivered: bool
     attempts: int
     priority: int
+    expires_at_ms: int | None
+    header: Bytes
 
 
 class Peeked(MessageTold, kw_only=True, frozen=True):

@@ -214,6 +214,8 @@ def _told(delivery: Delivery) -> dict[str, Any]:
         "redelivered": delivery.redelivered,
         "attempts": delivery.attempts,
         "priority": delivery.priority,
+        "expires_at_ms": delivery.place.expires_at or None,
+        "header": delivery.header,
     }
 
 
