@@ -137,6 +137,9 @@ def test_how_a_store_stands_is_told_by_its_process(mail: Mail, served: MessageSt
     assert mail.json("list", str(mail.path))["queues"][0] == {"name": "a", "waiting": 2, "transient": False}
     found = mail.json("status", str(mail.path))
     assert (found["syncs"], found["in_doubt"]) == (served.status().syncs, ["transfer 7", "0xff"])
+    (standing,) = [one for one in found["queues"] if one["name"] == "a"]
+    assert (standing["waiting"], standing["held"], standing["counts"]["delivered"]) == (2, 1, 1)
+    assert re.search(r"^a +2 +1 +\d+ s +durable$", mail("status", str(mail.path))[1], re.MULTILINE)
     assert (found["recovered"]["epoch"], found["recovered"]["clean"]) == (served.recovered.epoch, True)
 
 

@@ -188,8 +188,9 @@ def _xid(text: str) -> bytes:
 def status(directory: StoreDir, as_json: AsJson = False) -> None:
     """Show how the store stands: queues, containers, what is pinned and in doubt, what its recovery did.
 
-    The recovery is that of the process that serves the store; where none does, what the next opening will find. Nothing
-    is changed.
+    Of each queue: how many messages wait, how many are held by consumers, which its process alone knows, and the age
+    of the first that waits. The recovery is that of the process that serves the store; where none does, what the next
+    opening will find. Nothing is changed.
 
     \b
     Example:
@@ -198,12 +199,23 @@ def status(directory: StoreDir, as_json: AsJson = False) -> None:
     with store_looks(directory) as store:
         found = store.status()
     in_doubt = [_text(xid) for xid in found.in_doubt]
-    shown = {**msgspec.structs.asdict(found), "queues": _queues(found.queues), "in_doubt": in_doubt}
+    queues = [{"name": name, **msgspec.to_builtins(one)} for name, one in found.queues.items()]
+    shown = {**msgspec.structs.asdict(found), "queues": queues, "in_doubt": in_doubt}
     answer(shown, _status_lines(found), as_json)
 
 
 def _status_lines(found: StoreStatus) -> Iterator[str]:
-    yield from _queue_lines(found.queues)
+    yield from table_lines(
+        ("queue", ">waiting", ">held", ">oldest", "kind"),
+        [
+            (
+                *(name, one.waiting, one.held),
+                None if one.oldest_ms is None else f"{one.oldest_ms / 1000:.0f} s",
+                "transient" if one.transient else "durable",
+            )
+            for name, one in found.queues.items()
+        ],
+    )
     in_use, free, size = found.containers_in_use, found.containers_free, found.container_bytes
     yield f"containers: {in_use} in use, {free} free, of {size} bytes each"
     yield f"pinned: {found.pinned_bytes} bytes"
