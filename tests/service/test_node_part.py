@@ -71,7 +71,11 @@ def test_a_node_is_asked_and_told_over_http(
         assert told("group", "reconfigure", str(file))[:2] == (0, answer)
         code, out, _ = told("group", "config", "--json")
         assert (json.loads(out)["w"], json.loads(out)["members"][1]["tags"]) == ("majority", {"site": "north"})
-        for change, shown in (({"priority": 0, "hidden": True, "delay_ms": 50}, True), ({"priority": 1}, False)):
+        changes: list[tuple[dict[str, Any], bool]] = [
+            ({"priority": 0, "hidden": True, "delay_ms": 50}, True),
+            ({"priority": 1}, False),
+        ]
+        for change, shown in changes:
             change = {"name": "b", "hidden": False, "delay_ms": 0, **change}
             file.write_text(json.dumps({"members": [change]}))
             assert told("group", "reconfigure", str(file))[0] == 0
