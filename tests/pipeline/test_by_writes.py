@@ -194,6 +194,21 @@ def test_after_a_stretch_with_many_serial_ones_channel_0_runs_alone_and_after_on
     assert not stretch(alone, many, *[row] * 19).alone
 
 
+def test_a_stretch_on_channel_0_alone_is_short() -> None:
+    """A few statements at once are no reason to run long without the other channels."""
+    statement, row = WriteSet(changes=0, kind=WriteKind.STATEMENT), writes((Use.KEY, 1))
+    alone = stretch(plan(), *[row] * 300, statement, statement)
+    assert (alone.alone, alone.bounds.every) == (True, 2_048)
+    assigned = assign_all(Assignment(alone), *[row] * 2_048)
+    assert [at for at, one in enumerate(assigned, 1) if one.point] == [2_048]
+    assert stretch(alone, *[row] * 2_048).alone is False
+    assignment = Assignment(alone)
+    assign_all(assignment, *[row] * 2_048)
+    assert assignment.next_plan(Seqno(2_048), plan()).bounds == WritesBounds(), "then a stretch is as long as before"
+    few = plan(bounds=WritesBounds(every=50, serial_in=20))
+    assert stretch(few, *[statement] * 20).bounds.every == 20, "long enough to be judged"
+
+
 def test_a_stretch_too_short_to_be_judged_counts_for_the_next_one() -> None:
     """Statements may follow each other closely: each ends a stretch."""
     statement, row = WriteSet(changes=0, kind=WriteKind.STATEMENT), writes((Use.KEY, 1))

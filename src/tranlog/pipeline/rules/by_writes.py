@@ -43,6 +43,8 @@ RULE_VERSION: Final = 1
 """Of the assignment. Another result for the same headers is another version."""
 TABLES_MAX: Final = 1_000
 """A plan that would hold more tables than this begins with those that were touched since the last one."""
+_ALONE_PART: Final = 8
+"""A stretch on channel 0 alone is by so much shorter than another one: a burst of statements may be over by then."""
 
 Writes: TypeAlias = WriteSet | str | None
 """What a header tells: a text says why its rows are applied alone whatever they are; None: nothing is told."""
@@ -165,7 +167,8 @@ class WritesBounds:
     lead: int = 2_000
     """By how many row changes a channel may be ahead of the least loaded and still get what depends on it."""
     serial_in: int = 200
-    """Where more than one transaction in so many was serial, the next stretch runs on channel 0 alone."""
+    """Where more than one transaction in so many was serial, the next stretch, a shorter one, runs on channel 0
+    alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,9 +379,18 @@ class Assignment:
         if counted >= today.bounds.serial_in:
             alone = serial * today.bounds.serial_in > counted
             counted = serial = 0
+        bounds = today.bounds
+        if alone:
+            bounds = replace(bounds, every=min(bounds.every, max(bounds.every // _ALONE_PART, bounds.serial_in)))
         all_missed = {*missed, *(() if before is None else before.missed)}
         return replace(
-            today, from_seqno=point, alone=alone, counted=counted, serial=serial, missed=tuple(sorted(all_missed))
+            today,
+            from_seqno=point,
+            bounds=bounds,
+            alone=alone,
+            counted=counted,
+            serial=serial,
+            missed=tuple(sorted(all_missed)),
         )
 
 
