@@ -64,12 +64,17 @@ class StoreMissingError(LogMissingError):
 
 
 class LogUnreadableError(LogError):
-    """The operating system refused to read or list the log's files."""
+    """The log's files could not be read or listed, mostly since the operating system refused it."""
 
     path: str
     why: str
+    remedy: str = ""
 
-    template = "cannot read the log at {path}: {why}. Check owner and permissions"
+    def __str__(self) -> str:
+        denied = self.why in ("Permission denied", "Operation not permitted", "Read-only file system")
+        here = "Check owner and permissions" if denied else "Check the path and its disk"
+        remedy = "Open the log again, at any node" if self.path.startswith("thl://") else here
+        return f"cannot read the log at {self.path}: {self.why}. {self.remedy or remedy}"
 
 
 class LogCodecError(LogError):
@@ -223,10 +228,7 @@ class LogReplacedError(LogError):
     path: str
     why: str
 
-    template = (
-        "the log at {path} was reset or restored while it was read: {why}. Start again: the position is "
-        "then checked against the log as it is now"
-    )
+    template = "the log at {path} was reset or restored while it was read: {why}. Start again; the position is checked"
 
 
 class PurgedError(LogError):
@@ -270,10 +272,7 @@ class RollbackError(LogError):
     matchpoint: Gtid
     why: str
 
-    template = (
-        "the log cannot be rolled back to {matchpoint}: {why}. Nothing was changed; name another "
-        "matchpoint, or fix what prevents it"
-    )
+    template = "the log cannot be rolled back to {matchpoint}: {why}. Nothing was changed; name another matchpoint"
 
 
 class AbandonedError(LogError):

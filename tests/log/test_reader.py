@@ -66,7 +66,7 @@ def test_an_unreadable_log_is_named() -> None:
         open_reader(disk)
     disk.denied.clear()
     disk.broken.add(segment_path(1))
-    with pytest.raises(LogUnreadableError, match="Input/output error"):
+    with pytest.raises(LogUnreadableError, match=r"Input/output error\. Check the path and its disk"):
         open_reader(disk)
 
 

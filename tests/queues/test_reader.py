@@ -170,7 +170,7 @@ def test_an_owner_that_is_always_faster_ends_in_an_error(tmp_path: Path, monkeyp
             for number in range(60):
                 store.publish(b"%d" % number * 200, queues=["a"])
 
-        with pytest.raises(LogUnreadableError, match="ask the owner"):
+        with pytest.raises(LogUnreadableError, match="Ask the owner"):
             StoreReader.open(tmp_path / "mail", disk=Always(turn_over, 1))
 
 

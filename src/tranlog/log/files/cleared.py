@@ -62,6 +62,6 @@ def read_mark(path: str, *, disk: Disk) -> Mark | None:
         return msgspec.json.decode(file.pread(file.size(), 0), type=Mark)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         why = f"the mark of the last clearing is damaged ({exc}); it says which GTIDs were assigned"
-        raise LogUnreadableError(path=name, why=why) from exc
+        raise LogUnreadableError(path=name, why=why, remedy="Restore the file from a copy") from exc
     finally:
         file.close()

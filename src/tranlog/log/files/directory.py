@@ -173,7 +173,7 @@ def list_names(directory: str, disk: Disk) -> list[str]:
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
     if RESTORING_NAME in names:
-        raise LogUnreadableError(path=directory, why="its node is replacing the log; wait")
+        raise LogUnreadableError(path=directory, why="its node is replacing the log", remedy="Wait until it has")
     return names
 
 

@@ -115,8 +115,8 @@ def of_one_moment(files: ContainersBeside, read: Callable[[ContainersBeside], Fo
             if str(exc) == refused:
                 raise
             refused = str(exc)
-    why = f"its owner took containers into use again each of {LOOKS_MOST} times that they were read; ask the owner"
-    raise LogUnreadableError(path=files.path, why=why)
+    why = f"its owner took containers into use again each of {LOOKS_MOST} times that they were read"
+    raise LogUnreadableError(path=files.path, why=why, remedy="Ask the owner, or again while less goes through it")
 
 
 def scan_beside(files: ContainersBeside) -> tuple[list[ContainerHeader], LogScan]:

@@ -97,7 +97,7 @@ class NodeDisk:
                 pass
         if told is None:
             self._lost = True
-            raise OSError(errno.ECONNRESET, "the connection to the node has ended; open the log again")
+            raise OSError(errno.ECONNRESET, "the connection to the node has ended")
         if isinstance(told, NotKnown):
             raise OSError(errno.ENOSYS, not_known(told))
         return told
