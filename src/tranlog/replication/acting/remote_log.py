@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
+import msgspec
+
 from tranlog.clock import SYSTEM_CLOCK
 from tranlog.disk import DiskLock
 from tranlog.errors import ConfigError, HandshakeError, NoNodeError
@@ -44,6 +46,7 @@ from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import (
     NO_GTID,
     RAW_BYTES_MAX,
+    STATE_NAMES,
     CommitAnswer,
     DiskAnswer,
     DiskCall,
@@ -394,7 +397,8 @@ class _Choice:
                     return found
             left = (alone if is_alone else until) - loop.time()
             if not is_alone and left <= 0:
-                why = "; ".join([f"{self._preference.value} was asked for", *dict.fromkeys(troubles)])
+                tags = "" if not any(self._tags) else f", with tags {msgspec.json.encode(self._tags).decode()}"
+                why = "; ".join([f"{self._preference.value} was asked for{tags}", *dict.fromkeys(troubles)])
                 raise NoNodeError(where=self._url, why=why)
             await asyncio.sleep(max(min(next(waits), left), 0.0))
 
@@ -410,8 +414,9 @@ class _Choice:
         members = () if told is None else told.config.members
         met = await asyncio.gather(*(self._meet(self._via.get(one.name, one.address), troubles) for one in members))
         reached: dict[NodeId, tuple[Connection, str]] = {}
-        readable = []
+        readable, states = [], []
         for member, found in zip(members, met, strict=True):
+            states.append(f"{member.name} {'was not reached' if found is None else f'is {STATE_NAMES[found[1]]}'}")
             if found is not None:
                 connection, state, ping_ms = found
                 reached[member.node] = connection, member.name
@@ -421,7 +426,7 @@ class _Choice:
         for connection, _ in reached.values():
             await connection.close()
         if chosen is None:
-            troubles.append(f"{address}: none of {len(members)} nodes fits")
+            troubles.append(f"no node fits: {', '.join(states)}" if states else f"{address} is in no group")
         return chosen
 
     async def _meet(self, address: str, troubles: list[str]) -> tuple[Connection, int, int] | None:
