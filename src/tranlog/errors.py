@@ -592,7 +592,7 @@ class DdlStopError(TargetError):
     seqno: int
     text: str
     why: str
-    remedy: str = 'Apply it at the target by hand and skip it with `tranlog position set`, or set ddl = "ignore"'
+    remedy: str = "Do at the target what its whole transaction did, then `tranlog position set` to this seqno"
 
     template = "stopped at seqno {seqno}, statement {text!r}: {why}. {remedy}"
 

@@ -476,7 +476,10 @@ def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(
     emptied = Statement(schema="shop", sql="TRUNCATE TABLE items", ddl=False)
     with pytest.raises(DdlStopError, match=r"TRUNCATE TABLE items.*it changes rows") as caught:
         bench.apply([insert(ITEMS, row(1))], [emptied], metadata=(("dbms_type", "mysql"),))
-    assert caught.value.remedy == "Do at the target what it did, then `tranlog position set 1`"
+    assert caught.value.remedy == (
+        "Do at the target what it did, and all other changes of its transaction (`thl list -seqno 1` shows them), "
+        "then `tranlog position set 1`"
+    )
     assert not bench.rows(ITEMS)
     assert bench.stored_seqno() == -1
 

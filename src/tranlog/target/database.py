@@ -30,7 +30,7 @@ from tranlog.target.dialect import Dialect
 from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, emptying, named
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
-from tranlog.target.recorded import rows_are_here, rule, shortened, source_of, text_of
+from tranlog.target.recorded import by_hand, rows_are_here, rule, shortened, source_of, text_of
 from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, Session, open_session
 from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target, TargetKeys
 from tranlog.types import UNCHANGED, Value
@@ -693,7 +693,9 @@ class _Writing:
                 found = here.after(edit, note) if has_run else None
                 found = found or here.follow(edit, note, unit.seqno)
             except UnfollowedError as exc:
-                raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc)) from exc
+                raise DdlStopError(
+                    seqno=unit.seqno, text=text, why=str(exc), remedy=f"Do {by_hand(unit.seqno)}"
+                ) from exc
             notes[edit.to if isinstance(edit, RenamedTable) else edit.table] = found.note
             if found.held:
                 logger.warning("held target=%s seqno=%d held=%s statement=%r", rows.where, unit.seqno, found.held, text)
@@ -721,11 +723,11 @@ class _Writing:
             here[name if keys is None else keys.name] = None
         if not here:
             return
-        by_hand = f"or do at the target what it did, then `tranlog online --skip-seqno {unit.seqno}`"
+        otherwise = f"or do {by_hand(unit.seqno)}"
         losing = {other for one in here if references for other in rows.losing(one)} - here.keys()
         if lost := [".".join(one) for one in sorted(losing) if rows.has_rows(named(*one))]:
             why = f"foreign keys here would delete or change rows of {', '.join(lost)} with it, which it does not empty"
-            remedy = f"Empty {', '.join(lost)} here, or drop these foreign keys, and start again; {by_hand}"
+            remedy = f"Empty {', '.join(lost)} here, or drop these foreign keys, and start again; {otherwise}"
             raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=remedy)
         self.rows_sent = True
         for sql in emptying(rows.dialect, here, references):
@@ -733,7 +735,7 @@ class _Writing:
                 rows.session.run(sql)
             except (MisfitError, MissingTableError) as exc:
                 why = f"{', '.join(map('.'.join, here))} cannot be emptied here: {exc}"
-                remedy = f"Take away here what refuses it, and start again; {by_hand}"
+                remedy = f"Take away here what refuses it, and start again; {otherwise}"
                 raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=remedy) from exc
             self.statements += 1
 
@@ -746,7 +748,7 @@ class _Writing:
             else:
                 rows.session.run_script(text_of(statement))
         except (MisfitError, MissingTableError) as exc:
-            raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc)) from exc
+            raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc), remedy=f"Do {by_hand(unit.seqno)}") from exc
         self.statements += 1
         rows.forget_tables()
 
@@ -766,7 +768,7 @@ class _Writing:
         if self.rows_sent or len(self.units) > 1:
             kind = rows.dialect.kind
             why = f"what stands before it in its transaction would be committed by it, as {kind} has it"
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why)
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=f"Do {by_hand(unit.seqno)}")
         session.rollback()  # nothing but the guard has been done
         number, self.run_once = self.run_once, self.run_once + 1
         to_innodb = rows.options.engine == "innodb"

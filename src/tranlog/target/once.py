@@ -20,6 +20,7 @@ from tranlog.change import Statement
 from tranlog.errors import DdlStopError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.dialect import Dialect
+from tranlog.target.recorded import by_hand
 from tranlog.target.session import MisfitError, MissingTableError, Session
 from tranlog.target.target import Advance, ApplyUnit
 
@@ -175,9 +176,9 @@ class Once:
         if statement.error_code in _ABORTED:
             why = (
                 f"it was interrupted at the source (error {statement.error_code}), and what it had done by then is not "
-                "known; do here what it did there, then `tranlog online --skip-seqno`"
+                "known"
             )
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why)
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=f"Do {by_hand(unit.seqno)}")
         if self.has_run(advance, unit, number, text):
             return False
         own = self._dialect.quote(self._session.fetch("SELECT DATABASE()")[0][0])
@@ -204,7 +205,7 @@ class Once:
             if not missing:
                 raise
             why = f"there is no database {statement.schema} here, in which it was run at the source ({exc})"
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=f"Do {by_hand(unit.seqno)}") from exc
         finally:
             self._session.run(f"USE {own}")
             # A literal would come in the statement's own charset, a bare word does not.
@@ -221,11 +222,14 @@ class Once:
             rows = self._session.fetch(_READ, (advance.pipeline, advance.channel, number))
         except MissingTableError as exc:
             why = (
-                f"{STATEMENT_TABLE}, where it is noted that such a statement has begun, is gone ({exc}). "
-                "So this one has run, or it has not. Look, and if it has, do not run it again; "
+                f"{STATEMENT_TABLE}, where it is noted that such a statement has begun, is gone ({exc}), "
+                "so this one has run, or it has not"
+            )
+            remedy = (
+                f"Look. If it has not, do {by_hand(unit.seqno)}. If it has, the same without it. "
                 "`tranlog position set` makes the table anew"
             )
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=remedy) from exc
         begun = None
         if rows:
             epoch, seqno, event_id, holder, done, alive = rows[0]
@@ -241,9 +245,14 @@ class Once:
             case Standing.UNCERTAIN:
                 why = (
                     "it was begun, and the server or its session ended before it was noted as done: it has run, or it "
-                    "has not. Look; if it has not, DELETE FROM tranlog_statement and start again. If it has, do not"
+                    "has not"
                 )
-                raise DdlStopError(seqno=unit.seqno, text=text, why=why)
+                remedy = (
+                    "Look. If it has not, DELETE FROM tranlog_statement and start again. If it has, do the other "
+                    f"changes of its transaction (`thl list -seqno {unit.seqno}` shows them), then "
+                    f"`tranlog position set {unit.seqno}`"
+                )
+                raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=remedy)
             case Standing.NEW:
                 return False
 
@@ -259,7 +268,7 @@ class Once:
                 found.append((name, wanted))
             elif wanted != value:
                 why = f"its session had {name} = {wanted}, which this server cannot set"
-                raise DdlStopError(seqno=seqno, text=text, why=why)
+                raise DdlStopError(seqno=seqno, text=text, why=why, remedy=f"Do {by_hand(seqno)}")
         return found
 
     def _enter(self, schema: str) -> bool:

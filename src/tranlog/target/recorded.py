@@ -81,7 +81,7 @@ def rule(
     why = f"it is from {source or 'a database that it does not name'}, and this target is {kind}{what}"
     if source == kind:
         why = f"{kind} records a text as it was sent, which may hold more than DDL, and rows that come by themselves"
-    remedy = f"Do at the target what it did, then `tranlog position set {unit.seqno}`"
+    remedy = f"Do {by_hand(unit.seqno)}"
     if statement.ddl and not (found and found.emptied):
         remedy += ', or set ddl = "ignore"'
     raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why, remedy=remedy)
@@ -98,14 +98,22 @@ def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName, ddl: s
     A name without a table stands for all of its schema.
     """
     schema, table = name
-    remedy = f"Take the rows of all tables of {schema} away here, then `tranlog online --skip-seqno {unit.seqno}`"
+    remedy = f"Take the rows of all tables of {schema} away here. Do {by_hand(unit.seqno)}"
     if table:
         remedy = (
-            f"Take those rows away from {schema}.{table} here and start again; where others stay, go on by "
-            f"`tranlog online --skip-seqno {unit.seqno}`"
+            f"Take those rows away from {schema}.{table} here and start again; where others stay, do "
+            f"{by_hand(unit.seqno)}"
         )
     why = f'it takes rows away, which are still here: ddl = "{ddl}" does not pass over that'
     return DdlStopError(seqno=unit.seqno, text=shortened(text_of(statement)), why=why, remedy=remedy)
+
+
+def by_hand(seqno: int) -> str:
+    """Return what to do where a statement is the operator's: who passes over it leaves its whole transaction out."""
+    return (
+        f"at the target what it did, and all other changes of its transaction (`thl list -seqno {seqno}` shows them), "
+        f"then `tranlog position set {seqno}`"
+    )
 
 
 def text_of(statement: Statement) -> str:
