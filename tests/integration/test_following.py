@@ -1079,8 +1079,9 @@ NULL where the kind can do that: SQLite cannot, and refuses the next row of a co
 stays with its rows until rows of a new one come: that stops. Of a type that may be narrower than the one here, what the
 source cut off stays. With `ignore` not even NULL is let in; with `stop` each of them stops at the statement.
 Nothing says so where a type is no narrower and the source changed values all the same: without strict mode negative
-numbers for UNSIGNED and NULL for NOT NULL, and spaces at the end of a VARCHAR that becomes a CHAR. `tranlog verify`
-names them.
+numbers for UNSIGNED and NULL for NOT NULL, spaces at the end of a VARCHAR that becomes a CHAR, and at a SQLite, whose
+column is TEXT before and after it, a TIMESTAMP, BIT, or TIME or DATETIME with digits of a second that becomes a text:
+older rows keep the text that they have here. `tranlog verify` names them.
 
 With `ddl = "follow"` a TRUNCATE of a MariaDB or PostgreSQL source deletes all rows of the same tables at a target of
 another kind, in the target transaction that moves the position: once, and as other changes of rows do, whatever
