@@ -23,6 +23,7 @@ from tranlog.clock import SystemClock
 from tranlog.pipeline.upkeep.copying import CopyResult, copy_tables
 from tranlog.service.commands.cli import main
 from tranlog.service.config.urls import source_url, target_url
+from tranlog.service.frame.exits import ExitCode
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import open_target
 from tranlog.testing.servers import Address, MariaDbAddress, MariaDbServer, PostgresAddress
@@ -306,3 +307,23 @@ def test_a_copy_killed_in_the_middle(origin: Origin, into: str, capsys: pytest.C
 def test_urls_that_name_no_database(words: tuple[str, str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, *words)
     assert code == 2 and what in err, err
+
+
+def test_a_copy_of_fewer_tables_empties_one_whose_schema_has_a_dot(
+    postgres: PostgresAddress, postgres_database: str, postgres_source: PostgresAddress, postgres_source_database: str
+) -> None:
+    """The second copy wants another table alone, and what the first one left of this one is not taken for whole."""
+    source = postgres_source.dsn(postgres_source_database)
+    for sql in (
+        'CREATE SCHEMA "A.b"; CREATE TABLE "A.b".c AS VALUES (1), (2)',
+        "CREATE SCHEMA z; CREATE TABLE z.z AS SELECT 1 AS n",
+    ):
+        postgres_source.execute(sql, database=postgres_source_database)
+    target = postgres.dsn(postgres_database)
+    postgres.execute("CREATE SCHEMA z; CREATE TABLE z.z (n int CHECK (n > 1))", database=postgres_database)
+    assert main(["copy", source, target]) == ExitCode.DATA
+    copied = 'SELECT count(*) FROM "A.b".c'
+    assert postgres.execute(copied, database=postgres_database) == [(2,)]
+    postgres.execute("ALTER TABLE z.z DROP CONSTRAINT z_n_check", database=postgres_database)
+    assert main(["copy", "--tables", "z.z", source, target]) == ExitCode.DONE
+    assert postgres.execute(copied, database=postgres_database) == [(0,)]

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from tranlog.change import Op, RowChange, TableMap
+from tranlog.change import Op, RowChange, TableMap, TableName
 from tranlog.clock import Clock
 from tranlog.errors import ConfigError, ConflictError, TargetTableError
 from tranlog.ids import Epoch, Seqno
@@ -31,6 +31,8 @@ PIPELINE: Final = "tranlog_copy"
 _ROWS: Final = 10_000
 _BYTES: Final = 16 << 20
 """A target transaction has so many rows at most, or ends after so many bytes of texts."""
+_DECODER: Final = msgspec.json.Decoder(TableName)
+"""Of the names that the target records: either part may have dots."""
 
 
 class CopiedTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +76,7 @@ def copy_tables(
     """
     tables = parents_first(_tables(reader, target, wanted))
     states = target.positions.read_loads(PIPELINE)
-    begun = {name for name, state in states.items() if state == origin}
+    begun = {_DECODER.decode(name) for name, state in states.items() if state == origin}
     _check_target(target, tables, begun, PIPELINE)
     copy = _Copy(target=target, origin=origin, clock=clock)
     copy.begin(tables, begun, holder)
@@ -104,7 +106,7 @@ def make_tables(reader: TableReader, target: Target, *, wanted: Sequence[str]) -
         target.rows.create_table(table)
 
 
-def _check_target(target: Target, tables: Sequence[TableMap], begun: Set[str], pipeline: str) -> None:
+def _check_target(target: Target, tables: Sequence[TableMap], begun: Set[TableName], pipeline: str) -> None:
     """Refuse a target that another pipeline fills, and tables that have rows or do not fit; those `begun` may have."""
     pipelines = [one for one in target.positions.pipelines() if one != pipeline]
     if pipelines:
@@ -113,7 +115,7 @@ def _check_target(target: Target, tables: Sequence[TableMap], begun: Set[str], p
         raise ConfigError(option="the target", value=target.where, why=why)
     for table in tables:
         target.rows.check_table(table)
-        if table.name not in begun:
+        if (table.schema, table.table) not in begun:
             _check_empty(target, table)
 
 
@@ -148,7 +150,7 @@ class _Copy:
     _token: int = 0
     _seqno: Seqno = field(default=Seqno(-1))
 
-    def begin(self, tables: Sequence[TableMap], begun: set[str], holder: str) -> None:
+    def begin(self, tables: Sequence[TableMap], begun: Set[TableName], holder: str) -> None:
         """Shut out another copy, note which tables this one makes, and delete the rows of those `begun` before."""
         positions = self.target.positions
         positions.ensure_tables()
@@ -163,10 +165,12 @@ class _Copy:
             keep_assignment=False,
         )
         self._token = positions.claim(pipeline=PIPELINE, channel=0, driver_token=self.driver_token).token
-        names = {table.name for table in tables}
-        gone = [_named(name) for name in sorted(begun - names)]  # begun by a copy of more tables than are wanted now
-        emptied = [*gone, *reversed([table for table in tables if table.name in begun])]
-        states = tuple([(name, self.origin) for name in sorted(names)])
+        names = [(table.schema, table.table) for table in tables]
+        gone = [  # begun by a copy of more tables than are wanted now
+            TableMap(schema=schema, table=table, columns=()) for schema, table in sorted(begun - set(names))
+        ]
+        emptied = [*gone, *[table for name, table in zip(names, tables, strict=True) if name in begun][::-1]]
+        states = tuple([(msgspec.json.encode(name).decode(), self.origin) for name in sorted(names)])
         self._apply((), LoadUnit(states=states, begun=tuple(emptied), replace=True))
 
     def fill(self, table: TableMap, reader: TableReader, report: Report) -> int:
@@ -203,8 +207,3 @@ def _part(rows: Iterator[Row]) -> Iterator[Row]:
         size += sum([len(value) for value in row if isinstance(value, str | bytes)])
         if size >= _BYTES:
             return
-
-
-def _named(name: str) -> TableMap:
-    schema, _, table = name.partition(".")
-    return TableMap(schema=schema, table=table, columns=())
