@@ -327,3 +327,21 @@ def test_a_copy_of_fewer_tables_empties_one_whose_schema_has_a_dot(
     postgres.execute("ALTER TABLE z.z DROP CONSTRAINT z_n_check", database=postgres_database)
     assert main(["copy", "--tables", "z.z", source, target]) == ExitCode.DONE
     assert postgres.execute(copied, database=postgres_database) == [(0,)]
+
+
+def test_a_copy_of_fewer_tables_empties_first_what_refers_to_others(
+    postgres: PostgresAddress, postgres_database: str, postgres_source: PostgresAddress, postgres_source_database: str
+) -> None:
+    """Foreign keys of the target's own tables hold, between tables that are wanted and those that are not any more."""
+    source, target = postgres_source.dsn(postgres_source_database), postgres.dsn(postgres_database)
+    tables = "CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE c (id int PRIMARY KEY, up int REFERENCES p)"
+    rows = "INSERT INTO p VALUES (1), (2); INSERT INTO c VALUES (1, 1), (2, 2)"
+    postgres_source.execute(f"{tables}; {rows}", database=postgres_source_database)
+    postgres.execute(
+        f"{tables}; CREATE RULE r AS ON INSERT TO c DO ALSO UPDATE c SET up = 1", database=postgres_database
+    )
+    assert main(["copy", source, target]) == ExitCode.CHECK_FAILED
+    postgres.execute("DROP RULE r ON c", database=postgres_database)
+    assert main(["copy", "--tables", "public.c", source, target]) == ExitCode.DATA  # its parents are not copied
+    assert postgres.execute("SELECT * FROM c, p", database=postgres_database) == []
+    assert main(["copy", source, target]) == ExitCode.DONE

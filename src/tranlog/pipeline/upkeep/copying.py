@@ -169,7 +169,9 @@ class _Copy:
         gone = [  # begun by a copy of more tables than are wanted now
             TableMap(schema=schema, table=table, columns=()) for schema, table in sorted(begun - set(names))
         ]
-        emptied = [*gone, *[table for name, table in zip(names, tables, strict=True) if name in begun][::-1]]
+        begun_now = [table for name, table in zip(names, tables, strict=True) if name in begun]
+        keys = [(".".join(one), ".".join(other)) for one, other in self.target.rows.references()]
+        emptied = parents_first([*gone, *begun_now], keys)[::-1]
         states = tuple([(msgspec.json.encode(name).decode(), self.origin) for name in sorted(names)])
         self._apply((), LoadUnit(states=states, begun=tuple(emptied), replace=True))
 
