@@ -158,6 +158,18 @@ def test_a_task_whose_driver_was_replaced_ends_nobody(bench: Bench, stop_task: C
     assert task.go_on() == "applied"
 
 
+def test_who_keeps_a_row_of_a_table_locked_is_named(bench: Bench, stranger: Session) -> None:
+    """Of any table, not ours alone: somebody's transaction that was left open."""
+    bench.target.rows.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    stranger.begin()
+    stranger.run(f"DELETE FROM {bench.target.rows.dialect.table_name(ITEMS)}")  # type: ignore[attr-defined]
+    with pytest.raises(TransientTargetError, match=r"it is held by session \d+ of user"):
+        bench.apply([delete(ITEMS, (1, "a", 1))])
+    stranger.rollback()
+    bench.apply([delete(ITEMS, (1, "a", 1))])
+
+
 def test_a_lost_connection_is_tried_again(bench: Bench, stranger: Session) -> None:
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])

@@ -556,12 +556,13 @@ class MariadbSession:
             return []
         return [str(number) for (number,) in rows]
 
-    def lock_holders(self) -> tuple[str, bool]:
+    def lock_holders(self, *, ours: bool) -> tuple[str, bool]:
         try:
             rows = self._fetch_seen(f"SELECT {_WHOSE} {_HOLDERS} ORDER BY t.trx_started LIMIT 5")
         except _UnseenError:
             return "a session that this user may not see (GRANT PROCESS ON *.* shows it)", False
-        return " or ".join([who for (who,) in rows]) or "a session that has ended by now", False
+        gone = "a session that has ended by now" + ("" if ours else ", or has the table by LOCK TABLES")
+        return " or ".join([who for (who,) in rows]) or gone, False
 
     def _fetch_seen(self, sql: str) -> list[tuple[Any, ...]]:
         try:

@@ -466,7 +466,7 @@ class SqlPositions(SqlTables):
             session.commit()
         except LockTimeoutError as exc:
             session.rollback()
-            who, _ = session.lock_holders()
+            who, _ = session.lock_holders(ours=False)
             raise TransientTargetError(why=f"{exc}; it is held by {who}") from exc
         except BaseException:
             session.rollback()
@@ -638,7 +638,7 @@ class SqlPositions(SqlTables):
         return freed
 
     def _locked(self, what: str) -> TargetUnavailableError | TransientTargetError:
-        who, at_work = self._session.lock_holders()
+        who, at_work = self._session.lock_holders(ours=True)
         waited = f"the row of {what} stayed locked for {self._lock_timeout_s:g} s by {who}"
         if at_work:
             return TransientTargetError(why=waited)

@@ -209,12 +209,15 @@ SELECT 'session ' || a.pid || ' of user ' || coalesce(a.usename, '?')
        || coalesce(', from ' || a.client_addr, '') || coalesce(', ' || a.state, '')
        || coalesce(' since ' || date_trunc('second', a.xact_start), '')
   FROM pg_stat_activity a"""
-_HOLDS_OUR_ROWS: Final = """
+_HOLDS_ROWS: Final = """
 EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.granted AND l.locktype = 'relation'
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND l.relation IN (to_regclass('tranlog_channel'), to_regclass('tranlog_pipeline'))
         AND l.mode IN ('RowShareLock', 'RowExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                       'AccessExclusiveLock'))"""
+                       'AccessExclusiveLock') {which})"""
+_HOLDS_OUR_ROWS: Final = _HOLDS_ROWS.format(
+    which="AND l.relation IN (to_regclass('tranlog_channel'), to_regclass('tranlog_pipeline'))"
+)
+_HOLDS_ANY_ROWS: Final = _HOLDS_ROWS.format(which="AND l.relation >= 16384")  # no catalogue's, as of autovacuum
 
 _STOPPED_INSIDE: Final = """
   FROM pg_stat_activity a
@@ -611,11 +614,10 @@ class PostgresSession:
         rows = self.fetch(f"SELECT a.pid || ' ' || a.backend_start {_STOPPED_INSIDE} AND {_HOLDS_OUR_ROWS}")
         return [identity for (identity,) in rows]
 
-    def lock_holders(self) -> tuple[str, bool]:
-        rows = self.fetch(
-            f"{_WHOSE} WHERE a.pid <> pg_backend_pid() AND {_HOLDS_OUR_ROWS} ORDER BY a.xact_start LIMIT 5"
-        )
-        return "; ".join([who for (who,) in rows]) or "a session that has ended by now", False
+    def lock_holders(self, *, ours: bool) -> tuple[str, bool]:
+        holds = _HOLDS_OUR_ROWS if ours else _HOLDS_ANY_ROWS
+        rows = self.fetch(f"{_WHOSE} WHERE a.pid <> pg_backend_pid() AND {holds} ORDER BY a.xact_start LIMIT 5")
+        return " or ".join([who for (who,) in rows]) or "a session that has ended by now", False
 
     def close(self) -> None:
         with suppress(psycopg.Error):

@@ -159,8 +159,9 @@ class Session(Protocol):
     def stopped_inside(self) -> list[str]:
         """Return the identities of sessions like this one that hold our rows and stopped inside a transaction."""
 
-    def lock_holders(self) -> tuple[str, bool]:
-        """Say who holds locks on our tables now, for a message; and whether it is at work, so that waiting helps."""
+    def lock_holders(self, *, ours: bool) -> tuple[str, bool]:
+        """Say who holds locks now, for a message, on our tables alone where `ours`; and whether it is at work, so that
+        waiting helps."""
 
     def close(self) -> None:
         """Close; closing twice is harmless."""

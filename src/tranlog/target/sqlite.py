@@ -316,7 +316,7 @@ class SqliteSession:
         """Nobody: whose a process is that holds the file's lock, only a stored identity tells."""
         return []
 
-    def lock_holders(self) -> tuple[str, bool]:
+    def lock_holders(self, *, ours: bool) -> tuple[str, bool]:
         writers = [pid for pid in self._writers() if pid != os.getpid()]
         at_work = not any(_process_state(pid) in ("T", "t") for pid in writers)
         if not writers:
