@@ -467,12 +467,13 @@ class SourceSetupError(SourceError):
 
 
 class SourceUnavailableError(SourceError):
-    """The source does not answer."""
+    """The source does not answer; or `says`, with its `remedy`, what else keeps it from being read now."""
 
     where: str
     why: str
-
-    template = "the source at {where} does not answer: {why}. Start it, then start capture again"
+    says: str = "does not answer"
+    remedy: str = "Start it, then start capture again"
+    template = "the source at {where} {says}: {why}. {remedy}"
 
 
 class PositionLostError(SourceError):

@@ -614,7 +614,7 @@ def test_what_others_do_to_a_mariadb_table_at_this_moment_passes(
         altered = snapshot.table((mariadb_database, "altered"))
         assert altered is not None
         mariadb.execute("ALTER TABLE altered ADD COLUMN n INT, ALGORITHM = COPY", database=mariadb_database)
-        with pytest.raises(SourceUnavailableError, match="definition has changed"):
+        with pytest.raises(SourceUnavailableError, match=r"cannot be read now: .*\.altered: .*definition has changed"):
             list(snapshot.chunk(altered, None, 10))
         locked = snapshot.table((mariadb_database, "locked"))
         assert locked is not None
@@ -623,7 +623,7 @@ def test_what_others_do_to_a_mariadb_table_at_this_moment_passes(
         other = mariadb.connect(database=mariadb_database)
         with contextlib.closing(other), other.cursor() as cursor:
             cursor.execute("LOCK TABLES locked WRITE")
-            with pytest.raises(SourceUnavailableError, match="Lock wait timeout"):
+            with pytest.raises(SourceUnavailableError, match=r"\.locked: Lock wait timeout"):
                 list(snapshot.chunk(locked, None, 10))
 
 
@@ -673,11 +673,29 @@ def test_a_table_that_is_rewritten_after_its_snapshot_is_not_taken_for_empty(
             for name in ("cut", "changed"):
                 found = snapshot.table(("public", name))
                 assert found is not None
-                with pytest.raises(SourceUnavailableError, match="rewritten"):
+                with pytest.raises(
+                    SourceUnavailableError, match=rf"cannot be read now: public\.{name} was emptied, rewritten"
+                ):
                     list(snapshot.chunk(found, None, 10))
             found = snapshot.table(("public", "kept"))
             assert found is not None
             assert list(decoded(snapshot.chunk(found, (1,), 10), found)) == [(2,)]
+
+
+@pytest.mark.integration
+def test_a_postgres_table_that_is_locked_is_named(
+    postgres_source: PostgresServer, postgres_source_database: str
+) -> None:
+    """Nothing is wrong with the server, and nothing is to be started there."""
+    server, database = postgres_source, postgres_source_database
+    run(server, database, "CREATE TABLE t (id int PRIMARY KEY)")
+    with contextlib.closing(PostgresAtOnce(postgres_options(server, database), ())) as copy:
+        (table,) = copy.tables()
+        copy._session.connection.execute("SET LOCAL lock_timeout = 1")
+        with server.connect(database, autocommit=False) as other:
+            other.execute("LOCK t")
+            with pytest.raises(SourceUnavailableError, match=r"cannot be read now: public\.t stays locked there"):
+                list(copy.rows(table))
 
 
 @pytest.mark.integration

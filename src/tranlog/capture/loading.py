@@ -43,6 +43,7 @@ from tranlog.payload import decode
 from tranlog.row_bytes import decode_row
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
+from tranlog.source.reconnecting import busy
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
 from tranlog.write_item import encode_write_set
 from tranlog.write_set import WriteKind
@@ -208,7 +209,7 @@ class Loading:
             return False
         if self._request.waits_for:
             why = f"the load {self._request.load} waits for transactions that are open: {self._request.waits_for}"
-            raise SourceUnavailableError(where=self._source_id, why=why)
+            raise busy(self._source_id, why)
         return True
 
     def is_due(self, event_id: str | None) -> bool:

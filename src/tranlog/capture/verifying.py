@@ -26,11 +26,12 @@ from tranlog.capture.verify_requests import (
 )
 from tranlog.change import TableMap
 from tranlog.clock import Clock
-from tranlog.errors import SourceError, SourceUnavailableError, TranlogError
+from tranlog.errors import SourceError, TranlogError
 from tranlog.log.writing.log import Log
 from tranlog.row_blocks import RowBlock
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
+from tranlog.source.reconnecting import busy
 from tranlog.source.source import LoadableSource, Snapshot, SnapshotWait, Source
 from tranlog.verification import VerifyBegin, VerifyMark, VerifyStep, VerifySum
 
@@ -103,7 +104,7 @@ class Verifying:
         self.turn()
         if self._request is not None and self._told.waits_for:
             why = f"a verification waits for transactions that are open: {self._told.waits_for}"
-            raise SourceUnavailableError(where=self._source_id, why=why)
+            raise busy(self._source_id, why)
         return self._request is not None
 
     def is_due(self, event_id: str | None) -> bool:

@@ -18,6 +18,12 @@ PAUSE_SLICE_S: Final = 0.1
 """A pause looks so often whether the source is to stop."""
 
 
+def busy(where: str, why: str) -> SourceUnavailableError:
+    """Return the error of a source that answers, and cannot be read now for what others do there."""
+    remedy = "Start again when what they do has ended"
+    return SourceUnavailableError(where=where, why=why, says="cannot be read now", remedy=remedy)
+
+
 class Reconnecting:
     """One source's tries. Threads: the source's own.
 

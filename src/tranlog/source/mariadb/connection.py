@@ -26,6 +26,7 @@ from tranlog.servers.mariadb_errors import ErrorClass, error_class
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.mariadb.position import parse_start
 from tranlog.source.packer import FRAGMENT_BYTES
+from tranlog.source.reconnecting import busy
 
 logger = logging.getLogger(__name__)
 
@@ -170,10 +171,12 @@ def connect(
     return connection
 
 
-def translated(error: BaseException, options: MariadbSourceOptions) -> SourceError:
-    """Return our exception for one of the client library's."""
+def translated(error: BaseException, options: MariadbSourceOptions, *, table: str = "a table") -> SourceError:
+    """Return our exception for one of the client library's; `table`: what is read."""
     number, text = error_number(error), message(error) or type(error).__name__
-    if error_class(number) is ErrorClass.LOST or number in _PASSING:
+    if number in _PASSING:
+        return busy(options.where, f"{table}: {text}")
+    if error_class(number) is ErrorClass.LOST:
         return SourceUnavailableError(where=options.where, why=text)
     return setup_error(number, text, options)
 
@@ -226,9 +229,7 @@ class Control:
             if found is not None:
                 return found
             if not self._patient():
-                raise SourceUnavailableError(
-                    where=self._options.where, why=f"a table of its catalog is locked ({' '.join(sql.split())[:100]})"
-                )
+                raise busy(self._options.where, f"a table of its catalog is locked ({' '.join(sql.split())[:100]})")
             logger.warning("A table that is captured is locked: its definition is asked for again. sql=%s", sql)
 
     def _run(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]] | None:

@@ -130,7 +130,7 @@ class MariadbTables:
             sql = f"SELECT {', '.join(asked)} FROM {source} {clause}"
             yield from query_rows(connection, sql, forms, encoders)
         except (pymysql.err.MySQLError, OSError) as exc:
-            raise translated(exc, self._options) from exc
+            raise translated(exc, self._options, table=table.name) from exc
 
     def has_integers_or_bytes(self, table: TableMap) -> bool:
         """Whether every column of the table's key has one order, at the server and here, and no period is in it."""

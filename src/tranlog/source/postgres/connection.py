@@ -25,6 +25,7 @@ from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import FRAGMENT_BYTES
+from tranlog.source.reconnecting import busy
 
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _TABLE_NAME: Final = re.compile(r"[^.]+\.[^.]+")
@@ -42,6 +43,7 @@ _SESSION: Final = {
 _IN_TRANSACTION: Final = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 _SETUP_CLASSES: Final = ("0A", "22", "28", "3D", "42")
 _SETUP_CODES: Final = frozenset({"53400", "55000", "55006", "58P01", "53300"})
+_LOCKED: Final = "55P03"
 _TAKEN_CODES: Final = frozenset({"53300", "53400"})
 _LOGIN: Final = re.compile(
     r"password authentication failed|no password supplied|authentication failed|pg_hba\.conf|does not exist|"
@@ -189,8 +191,10 @@ def connect(options: PostgresSourceOptions, *, waits: bool = False, **more: str)
         raise translated(exc, options, waits=waits) from exc
 
 
-def translated(error: BaseException, options: PostgresSourceOptions, *, waits: bool = False) -> SourceError:
-    """Return our exception for one of the client library's.
+def translated(
+    error: BaseException, options: PostgresSourceOptions, *, waits: bool = False, table: str = "a table"
+) -> SourceError:
+    """Return our exception for one of the client library's; `table`: what is read.
 
     `waits`: where others have taken the server's slots or connections it is tried again, as one that is away.
     """
@@ -200,6 +204,8 @@ def translated(error: BaseException, options: PostgresSourceOptions, *, waits: b
         taken = code or "53300"
         why = f"{text} ({taken}). {_remedy(taken, text, options.slot_name)}"
         return SourceUnavailableError(where=options.where, why=why)
+    if code == _LOCKED:
+        return busy(options.where, f"{table} stays locked there ({text})")
     if not code and _LOGIN.search(text) and "shutting down" not in text:
         return SourceSetupError(why=f"{options.where} says {text!r}", remedy=_login_remedy(text))
     if code in _SETUP_CODES or code[:2] in _SETUP_CLASSES:

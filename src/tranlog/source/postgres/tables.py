@@ -12,12 +12,13 @@ from typing import Any, Final
 import psycopg
 
 from tranlog.change import TableMap, TableName
-from tranlog.errors import SourceSetupError, SourceUnavailableError, UnsupportedTypeError
+from tranlog.errors import SourceSetupError, UnsupportedTypeError
 from tranlog.row_blocks import RowBlock, decoded
 from tranlog.source.postgres.catalog import PostgresCatalog, PublishedTable, quoted, quoted_table
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions, connect, translated
 from tranlog.source.postgres.relations import table_map
 from tranlog.source.postgres.values import column_of, text_forms, value_encoder
+from tranlog.source.reconnecting import busy
 from tranlog.text_rows import encode_cells
 from tranlog.types import Value
 
@@ -87,7 +88,7 @@ class PostgresTables:
         """Refuse a table whose rows the control's snapshot does not show any more. Raises SourceUnavailableError."""
         if not self.catalog.is_as_it_was(self.oid(table)):
             why = f"{table.name} was emptied, rewritten or renamed after the snapshot, which does not show its rows now"
-            raise SourceUnavailableError(where=self._options.where, why=why)
+            raise busy(self._options.where, why)
 
     def rows(self, table: TableMap, limit: int | None = None) -> Iterator[tuple[Value, ...]]:
         """Yield a table's rows as the capture would carry them, in no order, streaming; `table` is one of `tables`.
@@ -133,7 +134,7 @@ class PostgresTables:
                         cursor.execute("CLOSE tranlog_rows")
                         return
         except (psycopg.Error, OSError) as exc:
-            raise translated(exc, self._options) from exc
+            raise translated(exc, self._options, table=table.name) from exc
 
     def close(self) -> None:
         """Free the connection; closing twice is harmless."""
