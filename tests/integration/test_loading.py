@@ -628,6 +628,23 @@ def test_what_others_do_to_a_mariadb_table_at_this_moment_passes(
 
 
 @pytest.mark.integration
+def test_a_mariadb_that_is_lost_in_the_midst_of_rows_is_one_that_is_away(
+    mariadb: MariaDbAddress, mariadb_database: str
+) -> None:
+    """A load reads the chunk again then, and capture goes on."""
+    rows = "CREATE TABLE t (PRIMARY KEY (id)) AS SELECT seq AS id, REPEAT('x', 1000) AS v FROM seq_1_to_30000"
+    mariadb.execute(rows, database=mariadb_database)
+    with contextlib.closing(MariadbSnapshot(mariadb_options(mariadb, databases=(mariadb_database,)))) as snapshot:
+        table = snapshot.table((mariadb_database, "t"))
+        assert table is not None
+        found = snapshot.whole(table)
+        next(found)
+        mariadb.execute(f"KILL {snapshot._connection.thread_id()}")
+        with pytest.raises(SourceUnavailableError, match="Lost connection"):
+            list(found)
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("how", ["dropped", "killed"])
 def test_a_snapshot_that_is_wanted_no_more_leaves_no_slot_behind_open_transactions(
     postgres_source: PostgresServer, postgres_source_database: str, how: str

@@ -193,6 +193,19 @@ def test_a_lost_connection_is_tried_again(bench: Bench, stranger: Session) -> No
     assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "b", 2)])
 
 
+def test_a_connection_that_is_lost_in_the_midst_of_rows_is_told_as_lost(bench: Bench, stranger: Session) -> None:
+    """`tranlog verify` reads so."""
+    bench.target.rows.create_table(MOVES)
+    bench.apply([insert(MOVES, (key, "x" * 1000, key)) for key in range(20_000)])
+    found = bench.target.rows.blocks(MOVES)
+    next(found)
+    for (other,) in stranger.fetch(KILL_ALL_OTHERS[bench.target.kind]):
+        if bench.target.kind == "mariadb":
+            stranger.run_script(f"KILL {other}")
+    with pytest.raises(TransientTargetError):
+        list(found)
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_server_that_goes_away_and_comes_back(
     kind: str,

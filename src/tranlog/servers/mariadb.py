@@ -79,6 +79,17 @@ def close(connection: pymysql.Connection[Any]) -> None:
         connection.close()
 
 
+def close_query(connection: pymysql.Connection[Any], cursor: Any) -> None:
+    """Close a cursor that does not buffer: PyMySQL reads what is left, and fails at that where the connection is lost.
+
+    Raises what PyMySQL raises.
+    """
+    result = cursor._result
+    if not connection.open and result is not None:
+        result.unbuffered_active = False
+    cursor.close()
+
+
 def error_number(error: BaseException) -> int:
     """Return the server's or the driver's number of an error; 0 where it has none."""
     number = error.args[0] if isinstance(error, pymysql.err.MySQLError) and error.args else 0

@@ -41,7 +41,7 @@ try:
     from pymysql.converters import encoders
     from pymysql.cursors import SSCursor
 
-    from tranlog.servers.mariadb import SESSION, close, connect, error_number, message, set_session
+    from tranlog.servers.mariadb import SESSION, close, close_query, connect, error_number, message, set_session
 except ImportError as exc:
     raise ConfigError(
         option="target.kind",
@@ -501,7 +501,7 @@ class MariadbSession:
             raise self._sorted(exc) from exc
         finally:
             with suppress(pymysql.err.MySQLError, OSError):
-                cursor.close()
+                close_query(self._connection, cursor)
                 if self._holds_snapshot:
                     self._cursor.execute("ROLLBACK TO SAVEPOINT tranlog_savepoint")  # which frees the table's lock
 

@@ -13,6 +13,7 @@ import pymysql
 import pymysql.cursors
 
 from tranlog.row_blocks import RowBlock
+from tranlog.servers.mariadb import close_query
 from tranlog.text_rows import ValueEncoder, encode_packets
 
 _CHUNK_BYTES: Final = 256 << 10
@@ -56,7 +57,8 @@ def query_rows(
     """
     # PyMySQL has no public way to its packets; the version is pinned.
     session: Any = connection
-    with connection.cursor() as cursor:
+    cursor = connection.cursor()
+    try:
         cursor.execute(sql)
         if not isinstance(session._rfile, _Ahead):
             session._rfile = _Ahead(session._rfile)
@@ -74,3 +76,5 @@ def query_rows(
             if row is None:
                 return
             yield [b"".join([b"\0" if raw is None else encode(raw) for raw, encode in zip(row, encoders, strict=True)])]
+    finally:
+        close_query(connection, cursor)
