@@ -157,6 +157,25 @@ def test_a_copy_that_was_replaced_writes_nothing_more(
     assert found == tables_of(ends[0]) if ended else found["items"] == [], "as the other one had left it"
 
 
+def test_a_copy_that_was_replaced_while_it_compares_has_no_verdict(
+    ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has emptied the tables, and has not filled them yet."""
+    verify = copying.verify_tables
+
+    def overtaken(reader: Any, target: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(copying._Copy, "fill", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                copy(ends)
+        return verify(reader, target, **more)
+
+    monkeypatch.setattr(copying, "verify_tables", overtaken)
+    with pytest.raises(ReplacedError):
+        copy(ends)
+
+
 def test_what_the_target_refuses_is_to_be_mended_on_either_side(ends: tuple[str, str]) -> None:
     """As a foreign key of a circle, which no order of tables serves."""
     with closing(apsw.Connection(ends[1])) as db:

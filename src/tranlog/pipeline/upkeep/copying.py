@@ -89,6 +89,8 @@ def copy_tables(
     result = CopyResult(tables=tuple(copied), verdicts=tuple(verdicts))
     if result.equal:
         target.positions.forget(pipeline=PIPELINE, token=copy.driver_token)
+    else:
+        copy.check()  # rows that another copy has taken away are no difference
     return result
 
 
@@ -183,6 +185,10 @@ class _Copy:
             done += len(part)
             report(f"{table.name} into the target", done)
         return done
+
+    def check(self) -> None:
+        """Raise ReplacedError where another copy into this target has begun, TargetPositionError where it has ended."""
+        self._apply((), LoadUnit(states=()))
 
     def _apply(self, changes: Sequence[RowChange], load: LoadUnit) -> None:
         """Apply one transaction. Raises TargetTableError for a row that does not fit."""
