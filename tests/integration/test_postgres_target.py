@@ -658,8 +658,10 @@ def test_a_row_without_a_key_is_found_by_the_very_value(
 
 def test_a_name_that_is_no_table_s(bench: Bench) -> None:
     sql(bench, "CREATE SCHEMA shop; CREATE VIEW shop.items AS SELECT 1 AS id, 'a' AS name, 1 AS n")
-    with pytest.raises(TargetTableError, match="this name is not a table's"):
+    with pytest.raises(TargetTableError, match=r"this name is not a table's.*Drop what has it here"):
         bench.apply([insert(ITEMS, (1, "a", 1))])
+    with pytest.raises(TargetTableError, match="Drop what has it here"):
+        bench.target.rows.create_table(ITEMS)
 
 
 @pytest.mark.parametrize("name", ["short", "x" * 63, "x" * 64, "é" * 40, "🦆" * 16, "a" + "🦆" * 16])

@@ -31,7 +31,15 @@ from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, em
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import by_hand, rows_are_here, rule, shortened, source_of, text_of
-from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, Session, open_session
+from tranlog.target.session import (
+    Cell,
+    LockTimeoutError,
+    MisfitError,
+    MissingTableError,
+    Session,
+    TakenNameError,
+    open_session,
+)
 from tranlog.target.target import Advance, Applied, ApplyUnit, BehindError, RefusedError, Target, TargetKeys
 from tranlog.types import UNCHANGED, Value
 
@@ -236,7 +244,7 @@ class SqlRows:
     def _behind(self, table: TableMap) -> Behind:
         """Return what makes a table, or what it lacks; nothing where that is not it."""
         try:
-            here = self.session.table(table)
+            here = _table(self.session, table)
         except MissingTableError:
             return Behind(needed=self.dialect.create_table(table))
 
@@ -291,7 +299,7 @@ class SqlRows:
     def _columns(self, table: TableMap, seqno: Seqno | None) -> tuple[TargetTable, list[BoundColumn]]:
         """Join a table's columns with the target's; generated ones stay out. Raises TargetTableError."""
         try:
-            target = self.session.table(table)
+            target = _table(self.session, table, seqno)
         except MissingTableError as exc:
             error = TargetTableError(table=table.name, why=str(exc), seqno=seqno)
             if table.sequence:
@@ -414,7 +422,7 @@ class SqlRows:
     def create_table(self, table: TableMap) -> str:
         self.claim_name(table, None)
         try:
-            self.session.table(table)
+            _table(self.session, table)
             return ""
         except MissingTableError:
             pass
@@ -793,6 +801,15 @@ class _Writing:
             logger.warning("a table is made InnoDB here table=%s engine=%s", table.name, engine)
             alter = f"ALTER TABLE {self.rows.dialect.table_name(table)} ENGINE = InnoDB"
             self.rows.session.run(f"SET STATEMENT sql_mode = '' FOR {alter}")  # so that equal labels pass
+
+
+def _table(session: Session, table: TableMap, seqno: Seqno | None = None) -> TargetTable:
+    """Return what is in a table's place, as `Session.table`. Raises TargetTableError where that is no table."""
+    try:
+        return session.table(table)
+    except TakenNameError as exc:
+        remedy = "Drop what has it here, or give it another name, and start again"
+        raise TargetTableError(table=table.name, why=str(exc), seqno=seqno, remedy=remedy) from exc
 
 
 def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:

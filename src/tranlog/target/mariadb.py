@@ -29,7 +29,15 @@ from tranlog.servers.mariadb_rights import account, has_right
 from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
 from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal, quote
-from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, made, unavailable
+from tranlog.target.session import (
+    Cell,
+    LockTimeoutError,
+    MisfitError,
+    MissingTableError,
+    TakenNameError,
+    made,
+    unavailable,
+)
 from tranlog.target.target import TargetKeys, TextEquality
 
 if TYPE_CHECKING:
@@ -401,7 +409,7 @@ class MariadbSession:
             raise MissingTableError(f"there is no such {'sequence' if table.sequence else 'table'}")
         # Where rows come it is this server's word whether it is a sequence, since ALTER TABLE makes either the other.
         if kinds[0][0] not in _TABLE_TYPES and not (kinds[0][0] == "SEQUENCE" and table.columns):
-            raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
+            raise TakenNameError(f"this name is not a table's ({kinds[0][0].lower()})")
         columns, period, checks = {}, set(), dict(self.fetch(_CHECKS, names))
         for row in self.fetch(_COLUMNS, names):
             name, kind, declared, generated, moves, nullable, in_key, retypes, *sizes, collation, of_period = row

@@ -23,7 +23,7 @@ from tranlog.row_blocks import RowBlock
 from tranlog.row_bytes import encode_value
 from tranlog.target.binding import CopyForm, Form, Row, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
-from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, unavailable
+from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, TakenNameError, unavailable
 from tranlog.target.target import TargetKeys, TextEquality
 from tranlog.text_rows import ValueEncoder, encode_cells
 from tranlog.types import Value
@@ -470,7 +470,7 @@ class PostgresSession:
         if not rows:
             raise MissingTableError("there is no such table")
         if rows[0][8] not in _TABLE_KINDS:
-            raise MissingTableError("this name is not a table's")
+            raise TakenNameError("this name is not a table's")
         columns = {}
         for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, loosens, *_, fixed in rows:
             if name is None:  # a table without columns

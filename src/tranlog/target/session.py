@@ -45,6 +45,10 @@ class MissingTableError(RefusedError):
     """A table or a column that a statement names is not there."""
 
 
+class TakenNameError(MissingTableError):
+    """In the table's place is something else, a view for one."""
+
+
 class LockTimeoutError(Exception):
     """A lock did not come in time."""
 

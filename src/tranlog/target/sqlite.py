@@ -31,7 +31,15 @@ from tranlog.change import TableMap, TableName
 from tranlog.errors import TransientTargetError
 from tranlog.row_blocks import RowBlock
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
-from tranlog.target.session import Cell, LockTimeoutError, MisfitError, MissingTableError, made, unavailable
+from tranlog.target.session import (
+    Cell,
+    LockTimeoutError,
+    MisfitError,
+    MissingTableError,
+    TakenNameError,
+    made,
+    unavailable,
+)
 from tranlog.target.sqlite_dialect import plain_name
 from tranlog.target.target import TargetKeys, TextEquality
 
@@ -216,7 +224,7 @@ class SqliteSession:
             raise MissingTableError("there is no such table")
         kind, without_rowid, strict = kinds[0]
         if kind not in ("table", "shadow"):  # SQLite says shadow by the name alone, also of an ordinary table
-            raise MissingTableError(f"this name is a {kind}'s, not a table's")
+            raise TakenNameError(f"this name is a {kind}'s, not a table's")
         columns = {}
         for column, declared, hidden in self.fetch("SELECT name, type, hidden FROM pragma_table_xinfo(?1)", (name,)):
             columns[column] = TargetColumn(
