@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from tranlog.change import Column, TableMap, TableName
 from tranlog.errors import ConfigError, TargetTableError
-from tranlog.pipeline.filters.comparison import BUCKETS, NOT_MADE, RowDifference, TableSum, row_differences
+from tranlog.pipeline.filters.comparison import (
+    BUCKETS,
+    NOT_MADE,
+    RowDifference,
+    TableSum,
+    compare_shown,
+    row_differences,
+)
+from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import Filter, PresentRows
 from tranlog.pipeline.upkeep.verify import select_tables, verify_tables
 from tranlog.row_blocks import RowBlock, encoded
@@ -225,6 +233,11 @@ def test_a_table_without_rows_that_is_not_made_yet_is_equal() -> None:
 def test_empty_tables_are_equal() -> None:
     assert TableSum(ITEM).differing(TableSum(ITEM)) == []
     assert TableSum(ITEM).checksum() == "0" * 32
+
+
+def test_a_table_without_columns_has_none_that_are_masked() -> None:
+    found = compare_shown(Chain(()), TableMap(schema="s", table="t", columns=()))
+    assert found is not None and found.notes == ()
 
 
 def test_a_table_that_the_source_has_not_is_refused() -> None:

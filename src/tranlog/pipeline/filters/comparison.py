@@ -140,7 +140,7 @@ def compare_shown(chain: Chain, table: TableMap) -> Comparison | None:
     notes = []
     key = {shown.columns[index].name for index in shown.primary_key}
     skipped = [column.name for column in shown.columns if column.name in found.masked and column.name not in key]
-    if len(skipped) == len(shown.columns):
+    if skipped and len(skipped) == len(shown.columns):
         notes.append("all columns are masked: what they are masked by is compared")
         skipped = []
     elif skipped:
