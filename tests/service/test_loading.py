@@ -85,7 +85,7 @@ def test_a_load_waits_for_capture_and_is_shown(folder: Path, capsys: pytest.Capt
     (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"'))
     assert run("capture", "--once") == 0
     assert run("load", "--tables", "main.items", "--pipeline", "tranlog") == 0
-    assert "for pipeline tranlog: waits for capture" in capsys.readouterr().out
+    assert "for pipeline tranlog: waits for capture, which takes one load after another" in capsys.readouterr().out
     run("status")
     assert "waits for capture" in capsys.readouterr().out
     assert run("load", "--tables", "main.items") == 2

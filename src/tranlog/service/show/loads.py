@@ -14,7 +14,7 @@ def load_text(request: LoadRequest) -> str:
     given_up = "".join([f"; {name} given up: {why}" for name, why in progress.given_up])
     paused = "paused, " if order.paused else ""
     if not progress.begun:
-        return f"{whose}: {paused}waits for capture{given_up}"
+        return f"{whose}: {paused}waits for capture, which takes one load after another{given_up}"
     done = progress.tables - len(progress.left) - len(progress.given_up)
     text = f"{whose}: {paused}{max(done, 0)} of {progress.tables} tables, {progress.rows} rows"
     if request.rows_there:
