@@ -284,6 +284,20 @@ def test_statements_alone_and_a_noop() -> None:
         assert [row["changes"] for row in rows(read(log, unit=Unit.TRANSACTION))] == [0, 2]
 
 
+@pytest.mark.parametrize("spill", [False, True])
+def test_all_metadata_of_a_last_fragment_without_changes(spill: bool) -> None:
+    """It begins where the payload does; what speaks for the whole, such as a gap, is not to be lost."""
+    change = RowChange(table_of(2), Op.INSERT, None, (1, "x" * 1_100_000))  # a fragment of its own
+    metadata = (("gap", "{}"), ("server_id", "1"), ("xid", "7"))
+    fragments = pack([change], source_id="db1", event_id="e", tstamp=1_700_000_000_123, metadata=metadata)
+    assert len(fragments) == 2
+    with open_log(SimDisk(), **({"spill_above": 1000} if spill else {})) as log:
+        log.append_many(fragments)
+        log.commit()
+        assert dict(list(rows(read(log, unit=Unit.TRANSACTION)))[1]["metadata"]) == dict(metadata)
+        assert list(rows(read(log, unit=Unit.TRANSACTION))) == list(transaction_rows(log))
+
+
 @pytest.mark.parametrize("seed", few_of(range(20), 2))
 def test_rubbish_behind_a_good_checksum(seed: int) -> None:
     """A payload that no writer of ours wrote ends in rows that are the cursor's, or in one of our errors."""

@@ -513,7 +513,8 @@ def survey_payload(raw: bytes, at: int, end: int) -> tuple[int, int, int]:
             if key == _STATEMENT_KEY:
                 statements += 1
             elif key == _METADATA_KEY:
-                metadata_start = metadata_start or field
+                if not metadata_end:  # a start may be 0
+                    metadata_start = field
                 metadata_end = at
     except (ValueError, IndexError) as exc:
         raise PayloadError(why=str(exc)) from exc
