@@ -218,6 +218,22 @@ def test_a_log_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
         list(query.read(planned))
 
 
+def test_a_query_that_was_planned_before_a_rollback_ends(tmp_path: Path) -> None:
+    """Tasks would read some rows of the history that was rolled back, and some of what came in its place."""
+    path, workload = tmp_path / "log", Workload(seed=6)
+    write_log(path, workload, 20)
+    query = ThlReader(parse_options({"path": str(path), "partitions": "2"}))
+    planned = query.partitions()
+    with Log.open(path, source_id="shop") as log:
+        found = log.header(Seqno(15))
+        assert found is not None
+        log.rollback(found.gtid)
+    write_log(path, workload, 30)
+    for part in planned:
+        with pytest.raises(NotInLogError, match=r"this query is at GTID\(1, 20\), but this log has GTID\([3-9], 20\)"):
+            list(query.read(part))
+
+
 # --- in Spark --------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 from tranlog.errors import LogReplacedError, NotInLogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.reader import LogRange, LogReader
-from tranlog.pipeline.datasource.datasource_options import QueryOptions
+from tranlog.pipeline.datasource.datasource_options import QueryOptions, check_gtid
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -51,12 +51,14 @@ _MS_MAX: Final = ((1 << 63) - 1) // 1000
 class SeqnoRange(InputPartition):
     """What one task reads: seqnos, both ends included; empty where `high` is below `low`.
 
-    `history`: of the log that it was planned on, in hex; empty says none.
+    `history`: of the log that it was planned on, in hex; empty says none. `last`: the last transaction of all tasks
+    together, whose GTID says that nothing before it was rolled back since.
     """
 
     low: int
     high: int
     history: str = ""
+    last: Gtid | None = None
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:
@@ -79,15 +81,17 @@ def cut(reader: LogReader, low: int, high: int, wanted: int | None) -> Iterator[
     else:
         number = min(wanted, high - low + 1, _MAX_PARTITIONS)
         cuts = [low + (high - low + 1) * part // number for part in range(number)]
-    history = reader.history.hex()
+    history, header = reader.history.hex(), reader.header(Seqno(high))
+    last = None if header is None else header.gtid
     for start, end in zip(cuts, [*cuts[1:], high + 1], strict=True):
-        yield SeqnoRange(start, end - 1, history)
+        yield SeqnoRange(start, end - 1, history, last)
 
 
 def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordBatch]:
     """Yield the batches of a range, in the types that Spark expects.
 
-    Raises what a cursor raises; NotInLogError; LogReplacedError for a log of another history than the range's.
+    Raises what a cursor raises; NotInLogError where it was rolled back since; LogReplacedError for a log of another
+    history than the range's.
     """
     if partition.high < partition.low:
         return
@@ -105,6 +109,8 @@ def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordB
             why = f"its history is {found}, and this query was planned on {partition.history}"
             raise LogReplacedError(path=reader.path, why=why)
         options.catch_up(reader, high)
+        if partition.last is not None:
+            check_gtid(reader, partition.last, "this query")
         cursor.seek(Seqno(partition.low))
         for batch in cursor.batches(
             unit=options.unit, columns=columns, selection=options.selection, until=high, wait=False
