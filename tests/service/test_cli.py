@@ -601,6 +601,7 @@ def test_position_set_get_reset(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
     code, _, err = shop("position set 1 -y")
     assert code == 0 and "channel 1 applies its transactions from seqno 2 on again" in err
     assert shop("position set -y -- -1")[0] == 0
+    assert shop("position set -1 -y")[0] == 0, "as a refusal names it"
     assert [(row.epoch, row.applied_seqno, row.event_id) for row in rows_at_target()] == [(0, -1, "")] * 4
     for line, told in (
         ("position set 77 -y", "the log holds 0 to 4"),

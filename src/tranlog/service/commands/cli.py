@@ -635,7 +635,7 @@ def _stands(row: ChannelRow) -> str:
     return f"GTID({row.epoch}, {row.applied_seqno}), event id {row.event_id!r}, {time_text(row.tstamp)} UTC"
 
 
-@position_app.command("set")
+@position_app.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a seqno
 def position_set(
     ctx: typer.Context,
     seqno: Annotated[int, typer.Argument(metavar="SEQNO", min=-1, help="Everything up to here counts as applied.")],
