@@ -166,6 +166,7 @@ def test_an_error_names_the_key_and_not_the_component_s_word_for_it(text: str, t
     ("text", "told"),
     [
         ('[log]\ndir = ""', "x.toml:2: log.dir = '': a path, and it is empty"),
+        ('[log]\ndir = "a\\u0000b"', r"x.toml:2: log.dir = 'a\x00b': no path holds a NUL character"),
         ('[log]\nlogDir = ""', "x.toml:2: log.logDir = '': a path, and it is empty"),
         ('[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = ""', "x.toml:5: source.path = '': a path"),
         ('[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = ""', "x.toml:5: target.path = '': a path"),

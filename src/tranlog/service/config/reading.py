@@ -313,6 +313,8 @@ class Reading:
         if value == "" and path:
             raise self.refusal(dotted, value, "a path, and it is empty", origin=origin)
         if isinstance(value, str) and path:
+            if "\0" in value:
+                raise self.refusal(dotted, value, "no path holds a NUL character", origin=origin)
             return os.path.join(os.path.dirname(os.path.abspath(self.file)), os.path.expanduser(value))
         if isinstance(value, list):
             return tuple([self._prepared("", one, dotted, origin) for one in value])
