@@ -390,6 +390,8 @@ def test_who_reads_may_not_operate() -> None:
 
 def test_who_comes_by_the_port_for_metrics_reads_alone() -> None:
     with Server([Echo()], [open_port("metrics", "127.0.0.1:0", Exposure(), most=Role.READ)]) as opened:
+        # A head and its body are written one after the other, and the second waits for no ack of the first.
+        assert opened.doors[0].listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert ask(opened.doors[0].address)["state"] == "ONLINE"
         with pytest.raises(Told, match="not for the role read"):
             ask(opened.doors[0].address, "/offline", {})

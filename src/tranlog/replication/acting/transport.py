@@ -189,7 +189,8 @@ class Wire(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; the first frame must come soon."""
         self._transport = cast(asyncio.Transport, transport)
-        for level, option, value in KEEP_ALIVE:
+        # What is written waits for no ack of what was written before: asyncio sees to that at the connecting end alone.
+        for level, option, value in (*KEEP_ALIVE, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)):
             transport.get_extra_info("socket").setsockopt(level, option, value)
         loop = asyncio.get_running_loop()
         self.heard = loop.time()

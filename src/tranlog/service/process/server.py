@@ -113,6 +113,7 @@ def open_port(option: str, address: str, exposure: Exposure, *, most: Role = Rol
     except OSError as exc:
         why = f"cannot be listened on: {(exc.strerror or str(exc)).partition(' (while ')[0]}"
         raise ConfigError(option=option, value=address, why=why) from exc
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # which each connection gets from it
     return Door(listener=listener, most=most, exposure=exposure, tls=tls)
 
 
