@@ -291,7 +291,7 @@ def test_all_metadata_of_a_last_fragment_without_changes(spill: bool) -> None:
     metadata = (("gap", "{}"), ("server_id", "1"), ("xid", "7"))
     fragments = pack([change], source_id="db1", event_id="e", tstamp=1_700_000_000_123, metadata=metadata)
     assert len(fragments) == 2
-    with open_log(SimDisk(), **({"spill_above": 1000} if spill else {})) as log:
+    with open_log(SimDisk(), spill_above=1_000 if spill else 1 << 30) as log:
         log.append_many(fragments)
         log.commit()
         assert dict(list(rows(read(log, unit=Unit.TRANSACTION)))[1]["metadata"]) == dict(metadata)

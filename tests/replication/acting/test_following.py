@@ -111,6 +111,8 @@ def test_chunks_come_before_their_transaction_ends_and_go_with_it() -> None:
         assert log.carry_out(PutChunk(chunk, 0, len(chunk.raw))) is LogChange.NOTHING
     assert log.open_spills() == source.open_spills() and len(log.open_spills()) == 2
     assert not list(source.open_chunks(source.open_spills()))
+    for chunk in (kept := list(source.open_chunks({}))[-4:]):  # its next part, or another follower, is next
+        assert next(source.open_chunks({**source.open_spills(), chunk.oid: chunk.seq})) is chunk, len(kept)
     (gone,) = source.open_spills().keys() - {chunk.oid for chunk in list(source.open_chunks({}))[:1]}
     log.carry_out(DropChunks(gone))
     assert len(log.open_spills()) == 1

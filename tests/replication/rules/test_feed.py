@@ -263,8 +263,12 @@ def test_what_is_committed_goes_past_the_chunks_of_open_transactions() -> None:
     log, feeder = log_of(1), Feeder()
     log.spilled[b"o"] = [RawChunk(b"o", seq, 0, 100, b"c" * 100) for seq in range(50)]
     feeder.begin(B, follow((1, 0), credit=8000), log)
+    read = list[int]()
+    every = log.open_chunks
+    log.open_chunks = lambda have: (read.append(one.seq) or one for one in every(have))  # type: ignore[func-returns-value,method-assign]
     chunks = pumped(feeder, log)
     assert sum(len(one.raw) for one in chunks) == 1000
+    assert read == list(range(10)), "none is read that there is no credit for"
     log.append("small", 0)
     (records,) = pumped(feeder, log)
     assert isinstance(records, Records), "there is credit for it, and none for more chunks"

@@ -16,6 +16,7 @@ Source: docs/protocol.md, "The order of things"; docs/format.md.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Final
@@ -106,6 +107,7 @@ class NodeLog:
         self._feeding: Cursor | None = None
         self._piece: bytearray | None = None  # of a record, of a transaction that comes in parts
         self._chunks: dict[bytes, bytearray] = {}  # parts of chunks, by oid
+        self._read: deque[RawChunk] = deque(maxlen=4)  # chunks of transactions that are open
         self._learn_anew()
         for one in read_holds(log.path, disk=log.disk):
             if one.name.startswith(FOLLOWERS[1]):
@@ -256,8 +258,22 @@ class NodeLog:
         return self.log.open_spills()
 
     def open_chunks(self, have: Mapping[bytes, int]) -> Iterator[RawChunk]:
-        """Yield the chunks of open transactions, after so many of each."""
-        return self.log.open_chunks(have)
+        """Yield the chunks of open transactions, after so many of each.
+
+        Those that were read last are kept: they go out in parts, and to each follower.
+        """
+        still = self.log.open_spills()
+        if not still:
+            self._read.clear()
+            return
+        wanted = dict(have)
+        while (known := next((one for one in self._read if wanted.get(one.oid, 0) == one.seq), None)) is not None:
+            wanted[known.oid] = known.seq + 1
+            if known.oid in still:
+                yield known
+        for one in self.log.open_chunks(wanted):
+            self._read.append(one)
+            yield one
 
     def _gtid_at(self, seqno: int) -> Gtid:
         found = self.gtid(seqno)

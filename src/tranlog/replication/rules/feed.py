@@ -127,8 +127,12 @@ class Feeder(msgspec.Struct):
 
 
 def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk], spare: int = 0) -> Iterator[Effect]:
-    """Yield chunks as far as credit goes, but for so much of it: where more is left, that was all of them."""
-    for one in chunks:
+    """Yield chunks as far as credit goes, but for so much of it: where more is left, that was all of them.
+
+    None is taken that nothing can be sent of: it would be read in vain.
+    """
+    chunks = iter(chunks)
+    while stream.credit > spare and (one := next(chunks, None)) is not None:
         behind, size = stream.offsets.get(one.oid, 0), len(one.raw)
         while behind < size:
             if stream.credit <= spare:
