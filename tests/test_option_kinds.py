@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from tranlog.capture.capture import CaptureOptions
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
 from tranlog.log.writing.log import Log
+from tranlog.option_kinds import check_kinds
 from tranlog.pipeline.filters.filters import Include, check_filters
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.cluster import EngineOptions
@@ -52,6 +54,20 @@ def test_every_option_of_another_type_is_refused_by_its_name(kind: type[Any]) ->
             with pytest.raises(ConfigError) as refused:
                 kind(**WHOLE[kind] | {one.name: value}).check()
             assert refused.value.option.rpartition(".")[2] == one.name, refused.value
+
+
+def test_the_words_of_an_option_are_read_without_a_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels open their targets at the same time, and Python 3.11's own may raise SystemError in threads then."""
+    refused: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(ast, "parse", None)
+        for engine in ("refuse", "innodb", "aria"):
+            try:
+                check_kinds(TargetOptions(kind="sqlite", path="t.db", engine=engine))  # type: ignore[arg-type]
+            except ConfigError as exc:
+                refused.append(str(exc))
+    (one,) = refused
+    assert "engine = 'aria': one of refuse, innodb" in one
 
 
 @pytest.mark.parametrize(

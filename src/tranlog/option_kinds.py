@@ -6,8 +6,8 @@ each class of options says by itself.
 
 from __future__ import annotations
 
-import ast
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -27,6 +27,7 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "dict[str, int]": ((Mapping,), "a table of whole numbers"),
 }
 """By annotation: which types serve, and what an error calls them."""
+_WORD: Final = re.compile(r"""["'](.*?)["']""")  # `ast` may raise SystemError where threads use it at the same time
 ABOVE_0: Final = math.ulp(0.0)
 """The least number that is above 0."""
 Bounds = Sequence[tuple[str, float, float, str]]
@@ -74,8 +75,7 @@ def check_bounds(options: object, bounds: Bounds, *, prefix: str = "") -> None:
 def _words_of(annotation: str, owner: type) -> Sequence[str]:
     """Return the texts of an annotation that is a Literal, or names one; none of another."""
     if annotation.startswith("Literal["):
-        found: list[str] = ast.literal_eval(annotation.removeprefix("Literal"))
-        return found
+        return _WORD.findall(annotation)
     return get_args(vars(sys.modules[owner.__module__]).get(annotation))
 
 
