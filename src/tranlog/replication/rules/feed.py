@@ -134,9 +134,7 @@ def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk], spare: int
     chunks = iter(chunks)
     while stream.credit > spare and (one := next(chunks, None)) is not None:
         behind, size = stream.offsets.get(one.oid, 0), len(one.raw)
-        while behind < size:
-            if stream.credit <= spare:
-                return
+        while behind < size and stream.credit > spare:
             offset, raw = behind, one.raw[behind : behind + RAW_BYTES]
             behind += len(raw)
             whole = behind == size
