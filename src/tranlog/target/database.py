@@ -30,7 +30,7 @@ from tranlog.target.dialect import Dialect
 from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, emptying, named
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
-from tranlog.target.recorded import by_hand, rows_are_here, rule, shortened, source_of, text_of
+from tranlog.target.recorded import by_hand, rows_are_here, rule, shortened, source_of, stopped, text_of
 from tranlog.target.session import (
     Cell,
     LockTimeoutError,
@@ -701,9 +701,7 @@ class _Writing:
                 found = here.after(edit, note) if has_run else None
                 found = found or here.follow(edit, note, unit.seqno)
             except UnfollowedError as exc:
-                raise DdlStopError(
-                    seqno=unit.seqno, text=text, why=str(exc), remedy=f"Do {by_hand(unit.seqno)}"
-                ) from exc
+                raise stopped(unit.seqno, text, str(exc)) from exc
             notes[edit.to if isinstance(edit, RenamedTable) else edit.table] = found.note
             if found.held:
                 logger.warning("held target=%s seqno=%d held=%s statement=%r", rows.where, unit.seqno, found.held, text)
@@ -756,7 +754,7 @@ class _Writing:
             else:
                 rows.session.run_script(text_of(statement))
         except (MisfitError, MissingTableError) as exc:
-            raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc), remedy=f"Do {by_hand(unit.seqno)}") from exc
+            raise stopped(unit.seqno, text, str(exc)) from exc
         self.statements += 1
         rows.forget_tables()
 
@@ -776,7 +774,7 @@ class _Writing:
         if self.rows_sent or len(self.units) > 1:
             kind = rows.dialect.kind
             why = f"what stands before it in its transaction would be committed by it, as {kind} has it"
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=f"Do {by_hand(unit.seqno)}")
+            raise stopped(unit.seqno, text, why)
         session.rollback()  # nothing but the guard has been done
         number, self.run_once = self.run_once, self.run_once + 1
         to_innodb = rows.options.engine == "innodb"

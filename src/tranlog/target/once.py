@@ -20,7 +20,7 @@ from tranlog.change import Statement
 from tranlog.errors import DdlStopError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.dialect import Dialect
-from tranlog.target.recorded import by_hand
+from tranlog.target.recorded import by_hand, stopped
 from tranlog.target.session import MisfitError, MissingTableError, Session
 from tranlog.target.target import Advance, ApplyUnit
 
@@ -178,7 +178,7 @@ class Once:
                 f"it was interrupted at the source (error {statement.error_code}), and what it had done by then is not "
                 "known"
             )
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=f"Do {by_hand(unit.seqno)}")
+            raise stopped(unit.seqno, text, why)
         if self.has_run(advance, unit, number, text):
             return False
         own = self._dialect.quote(self._session.fetch("SELECT DATABASE()")[0][0])
@@ -205,7 +205,7 @@ class Once:
             if not missing:
                 raise
             why = f"there is no database {statement.schema} here, in which it was run at the source ({exc})"
-            raise DdlStopError(seqno=unit.seqno, text=text, why=why, remedy=f"Do {by_hand(unit.seqno)}") from exc
+            raise stopped(unit.seqno, text, why) from exc
         finally:
             self._session.run(f"USE {own}")
             # A literal would come in the statement's own charset, a bare word does not.
@@ -268,7 +268,7 @@ class Once:
                 found.append((name, wanted))
             elif wanted != value:
                 why = f"its session had {name} = {wanted}, which this server cannot set"
-                raise DdlStopError(seqno=seqno, text=text, why=why, remedy=f"Do {by_hand(seqno)}")
+                raise stopped(seqno, text, why)
         return found
 
     def _enter(self, schema: str) -> bool:

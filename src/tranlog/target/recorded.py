@@ -108,6 +108,11 @@ def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName, ddl: s
     return DdlStopError(seqno=unit.seqno, text=shortened(text_of(statement)), why=why, remedy=remedy)
 
 
+def stopped(seqno: int, text: str, why: str) -> DdlStopError:
+    """Return the error for a statement that is left to the operator."""
+    return DdlStopError(seqno=seqno, text=text, why=why, remedy=f"Do {by_hand(seqno)}")
+
+
 def by_hand(seqno: int) -> str:
     """Return what to do where a statement is the operator's: who passes over it leaves its whole transaction out."""
     return (
