@@ -38,9 +38,10 @@ from tranlog.service.commands import cli
 from tranlog.service.commands.status import service_status, status_json, waits_for
 from tranlog.service.config.config import load
 from tranlog.service.process.api import GoOffline, GoOnline, get
-from tranlog.service.process.operating import OperatingOptions, Operator, operated
+from tranlog.service.process.operating import RATE_S, OperatingOptions, Operator, operated
 from tranlog.service.show.screen import Shown, plain
 from tranlog.source.packer import TransactionPacker
+from tranlog.testing.clock import ManualClock
 
 pytestmark = pytest.mark.long
 
@@ -592,6 +593,32 @@ def test_who_asks_while_it_is_looked_at_has_the_next_look(shop: Shop, monkeypatc
         assert early.result(60).pipeline.state == "OFFLINE:NORMAL"
         assert {one.result(60).pipeline.state for one in late} == {"OFFLINE:NORMAL"}
     assert len(looks) == 2
+
+
+def test_who_looks_again_soon_waits_for_no_rates(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty looks a second were answered in bursts of six, each after it had been watched for 0.3 s.
+
+    What an earlier reading tells are rates since then: so many transactions in so many seconds.
+    """
+    shop.work()
+    clock = ManualClock()
+    monkeypatch.setattr(shop.operator, "_clock", clock)
+    shop.operator.status()
+    assert clock.slept == [RATE_S]
+    shop.run.come_to(State.ONLINE, applied=shop.write("north"))
+    clock.advance(0.5)
+    assert rates(shop) == pytest.approx(1 / 0.5)
+    clock.advance(0.1)
+    assert rates(shop) == 0
+    assert clock.slept == [RATE_S, 0, pytest.approx(RATE_S - 0.1)]
+    clock.advance(1.5)
+    assert rates(shop) == 0
+    assert clock.slept[3:] == [RATE_S]
+
+
+def rates(shop: Shop) -> float:
+    """Return how many transactions a second its channels apply."""
+    return sum(task.rate for task in shop.operator.status().tasks)
 
 
 def test_a_second_process_is_told_of_the_first_and_not_of_its_port(shop: Shop) -> None:

@@ -111,6 +111,7 @@ def gather(
     *,
     clock: Clock,
     watch_s: float = 0.0,
+    since: Status | None = None,
     log_options: LogOptions | None = None,
     process: OperationState | None = None,
     host: str = "",
@@ -123,9 +124,10 @@ def gather(
     """Read where a log and its pipeline stand; what cannot be read is in the problems, by part: `target`, `log`.
 
     The target's rows are read twice where they are to be watched, which tells rates; and, where no `process` tells,
-    whether a driver moves its row, for which `watch_s` must be above a second. `options` None: of the log alone. `host`
-    and the other texts are what the process knows; `whole` reads what only the whole of a status shows. `kept`: through
-    which the target is read; None: through a connection for this reading.
+    whether a driver moves its row, for which `watch_s` must be above a second. `since`: an earlier reading, which tells
+    rates in place of watching. `options` None: of the log alone. `host` and the other texts are what the process knows;
+    `whole` reads what only the whole of a status shows. `kept`: through which the target is read; None: through a
+    connection for this reading.
     """
     problems: dict[str, TranlogError] = {}
     rows: Sequence[ChannelRow] = ()
@@ -138,6 +140,9 @@ def gather(
                 pipeline, rows, before, watched_s = _read_target(options, clock, watch_s, running, kept)
             except TranlogError as exc:
                 problems["target"] = exc
+        monotonic_s = clock.monotonic()
+        if since is not None and since.pipeline is not None:
+            before, watched_s = since.pipeline.rows, max(monotonic_s - since.monotonic_s, 1e-6)
         try:
             reader = opened.enter_context(open_readable(log_dir))
             log = log_state(reader, log_options or LogOptions(), whole=whole)
@@ -168,7 +173,7 @@ def gather(
             host = host or pipeline.holder.partition(" ")[0]
     return Status(
         now_ms=now_ms,
-        monotonic_s=clock.monotonic(),
+        monotonic_s=monotonic_s,
         version=_VERSION,
         service=service,
         source=source,

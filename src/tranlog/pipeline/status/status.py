@@ -271,7 +271,7 @@ class Status:
 
     `process`: what the pipeline's process tells, None where it was not asked. `service` and `source` are what the
     configuration calls them; `source_event_id`: where the source stands by now, empty where it does not tell.
-    `monotonic_s`: the clock by which two readings of one process are apart.
+    `monotonic_s`: when the target was read, by the clock by which two readings of one process are apart.
     """
 
     now_ms: int

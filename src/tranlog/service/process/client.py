@@ -276,7 +276,10 @@ class RunningPipeline:
         return self.typed("/state", OperationState, timeout_s=timeout_s)
 
     def status(self, *, timeout_s: float = GRACE_S) -> PipelineStatus:
-        """Return all views of it, with rates, for which it is watched for a third of a second. Raises as `ask`."""
+        """Return all views of it, with rates. Raises as `ask`.
+
+        The rates are those since it was last asked, within a second; else it is watched for 0.3 s.
+        """
         return self.typed("/status", PipelineStatus, timeout_s=timeout_s)
 
     def typed(self, path: str, kind: type[AnswerT], *, timeout_s: float = GRACE_S) -> AnswerT:

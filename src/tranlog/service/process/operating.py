@@ -64,7 +64,10 @@ logger = logging.getLogger(__name__)
 
 WAIT_MOST_S = 86_400.0
 HEARTBEAT_BYTES_MAX = 200
-_RATE_S = 0.3
+RATE_S = 0.3
+"""How long it is watched for rates, at least; readings for them are so far apart."""
+_SINCE_S = 1.0
+"""An earlier reading tells rates in place of watching, while it is not older."""
 _TURN_S = 1.0
 """How often who waits for their turn looks whether anybody waits for the answer."""
 
@@ -156,6 +159,7 @@ class Operator:
         self._tickets = itertools.count(1)
         self._one_at_a_time = threading.Lock()
         self._watched: tuple[int, Status] | None = None
+        self._since: Status | None = None
         self._target = KeptTarget()
 
     def close(self) -> None:
@@ -270,13 +274,27 @@ class Operator:
         return pipeline_families(status)
 
     def _read(self) -> Status:
-        """Return a reading with rates that began after it was asked for. Who asks during one shares the next."""
+        """Return a reading with rates that began after it was asked for. Who asks before it begins shares it."""
         asked = next(self._tickets)
         with self._in_turn():
-            if self._watched is None or self._watched[0] < asked:
-                begun = next(self._tickets)
-                self._watched = begun, self._gather(watch_s=_RATE_S, source_event_id=self._source_at())
-            return self._watched[1]
+            if self._watched is not None and self._watched[0] > asked:
+                return self._watched[1]
+            now_s = self._clock.monotonic()
+            self._since = since = self._base(now_s)
+            if since is not None:
+                self._clock.sleep(max(0.0, since.monotonic_s + RATE_S - now_s))
+            begun, at = next(self._tickets), self._source_at()
+            status = self._gather(watch_s=RATE_S if since is None else 0.0, since=since, source_event_id=at)
+            self._watched = begun, status
+            return status
+
+    def _base(self, now_s: float) -> Status | None:
+        """Return the earlier reading from which rates are told; None where there is none, and it has to be watched."""
+        last = None if self._watched is None else self._watched[1]
+        if last is None or last.pipeline is None or not last.pipeline.running or now_s - last.monotonic_s > _SINCE_S:
+            return None
+        near = self._since is not None and last.monotonic_s - self._since.monotonic_s < RATE_S
+        return self._since if near else last
 
     def _committed(self) -> Seqno:
         with open_readable(self._operation.options.log_dir) as reader:
@@ -300,13 +318,14 @@ class Operator:
             logger.debug("the source does not tell where it stands: %s", exc)
             return ""
 
-    def _gather(self, *, watch_s: float = 0.0, source_event_id: str = "") -> Status:
+    def _gather(self, *, watch_s: float = 0.0, since: Status | None = None, source_event_id: str = "") -> Status:
         options = self._operation.options
         return gather(
             options.log_dir,
             options,
             clock=self._clock,
             watch_s=watch_s,
+            since=since,
             log_options=self._log_options,
             process=self._operation.state(),
             host=self._host,
