@@ -84,6 +84,39 @@ def test_a_folder_of_another_copy(folder: Path, capsys: pytest.CaptureFixture[st
     assert Path("copy-of-shop", "tranlog.toml").read_text() == "# mine\n"
 
 
+def test_a_copy_goes_on_by_a_configuration_that_its_owner_has_changed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages name options to set in it; then it was said to be no copy, and to be removed, log and all."""
+    ran: list[Sequence[str]] = []
+    app = typer.Typer()
+
+    def run(words: Sequence[str]) -> int:
+        ran.append(words)
+        return 0
+
+    add_copy(app, run)
+    words = ["--tables", "main.items", "--follow", *WORDS]
+    assert app(words, standalone_mode=False) == 0
+    file = Path("copy-of-shop", "tranlog.toml")
+    text = file.read_text()
+    changed = text.replace('ddl = "follow"', 'ddl = "ignore"').replace("[target]", "busy_timeout_s = 20\n\n[target]")
+    for good in (changed, changed + '[[filter]]\nkind = "exclude"\ntables = ["main.x"]\n', "not TOML"):
+        file.write_text(good)
+        assert app(words, standalone_mode=False) == 0
+    assert len(ran) == 4
+    capsys.readouterr()
+    for bad in (
+        text.replace("shop.db", "other.db"),
+        text.replace("target.db", "other.db"),
+        text.replace("main.items", "main.other"),
+    ):
+        assert bad != text
+        file.write_text(bad)
+        code, err = refused(capsys, *words[:2], *WORDS)
+        assert code == 2 and "it is no copy of this source" in err and file.read_text() == bad
+
+
 def test_words_that_do_not_go_together(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, err = refused(capsys, "--identity", "key", *WORDS)
     assert code == 2 and "from a PostgreSQL" in err

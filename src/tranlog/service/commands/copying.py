@@ -8,6 +8,7 @@ tables are made, so that nobody's server is changed half, and an interrupted beg
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -146,7 +147,7 @@ def _followed(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text
     folder = Path(f"copy-of-{origin.name}")
     file = folder / DEFAULT_FILE
     if file.exists():
-        if file.read_text(encoding="utf-8") != text:
+        if not _is_copy(file, text):
             why = f"it is no copy of this source into this target; remove {folder}, log and all, to begin another"
             raise ConfigError(option=str(file), value=None, why=why)
         return str(file)
@@ -176,6 +177,22 @@ def _followed(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text
     _write(file, text)
     print(f"wrote {file}; `tranlog --conf {file} status` says how far it is", flush=True)
     return str(file)
+
+
+def _is_copy(file: Path, text: str) -> bool:
+    """Whether a configuration names source, target and tables as `text` does; its owner may have added to it.
+
+    `ddl` may be another, as a pipeline that stops at a statement advises.
+    """
+    wanted = tomllib.loads(text)
+    try:
+        there = tomllib.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except tomllib.TOMLDecodeError:
+        return True  # `run` names the line
+    wanted["target"].pop("ddl")
+    return all(one in there.get("filter", []) for one in wanted.get("filter", [])) and all(
+        wanted[section].items() <= there.get(section, {}).items() for section in ("source", "target")
+    )
 
 
 def _write(file: Path, text: str) -> None:
