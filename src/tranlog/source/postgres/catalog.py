@@ -80,6 +80,10 @@ SELECT a.attname, a.attnum::int4, a.atthasmissing, (a.attmissingval::text::text[
        c.relkind = 'r' AND c.relfilenode = c.oid
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
  WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+_LAST: Final = """
+SELECT c.oid::int8, c.relnatts::int4, array_agg(a.attname::text), array_agg(a.attnum::int4)
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE c.relkind IN ('r', 'p') GROUP BY c.oid, c.relnatts"""
 _KEYS: Final = """
 SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
   FROM pg_index i
@@ -459,9 +463,12 @@ class PostgresCatalog:
             foreign=tuple((tuple(one[0]), one[1], one[2], tuple(one[3])) for one in rows(_FOREIGN, (oid,))),
         )
 
-    def column_numbers(self) -> dict[int, int]:
-        """Return the highest number of a column that each table has had, by the table's OID."""
-        return dict(self._control.rows("SELECT oid::int8, relnatts::int4 FROM pg_class WHERE relkind IN ('r', 'p')"))
+    def column_numbers(self) -> dict[int, tuple[int, dict[str, int]]]:
+        """Return the highest number of a column that each table has had and its columns' own, by the table's OID."""
+        return {
+            oid: (last, dict(zip(names, numbers, strict=True)))
+            for oid, last, names, numbers in self._control.rows(_LAST)
+        }
 
     def numbered_columns(self, oid: int) -> list[NumberedColumn]:
         """Return the columns of a table, in order."""

@@ -33,7 +33,7 @@ from tranlog.source.postgres.messages import (
     parse_message,
 )
 from tranlog.source.postgres.position import WalPosition
-from tranlog.source.postgres.relations import Relations
+from tranlog.source.postgres.relations import Definition, Relations
 from tranlog.source.postgres.rows import NoBeforeImageError, encode_run
 from tranlog.source.postgres.small import SMALL_BYTES, SmallTransaction, pack_small
 from tranlog.source.postgres.transactions import Assembled, WholeTransaction
@@ -116,15 +116,18 @@ class PostgresFragmentMaker:
                     try:
                         layout, op, images, at = encode_run(batch, at, self._relations.layouts, streamed=group.streamed)
                     except NoBeforeImageError as exc:
-                        self._miss(exc.table, group, before, missing)
+                        table = exc.table
+                        self._miss(table, _without_image(table, group), _set_identity(table), before, missing)
                         continue
                     yield from packer.add_encoded_rows(layout.table, op, images, event_id=event_id, tstamp=tstamp)
                     continue
                 at += 1
                 if raw[0] in _ANNOUNCING:
-                    table = self._announce(raw, streamed=group.streamed)
-                    if table is not None and table.older:
-                        packer.note_older(table)
+                    found = self._announce(raw, streamed=group.streamed)
+                    if found is not None and found.moved:
+                        self._miss(found.table, _moved(found, group), "Set", before, missing)
+                    elif found is not None and found.table.older:
+                        packer.note_older(found.table)
                     continue
                 statement = None
                 match parse_message(raw, streamed=group.streamed):
@@ -166,7 +169,7 @@ class PostgresFragmentMaker:
             metadata=(_DBMS, ("xid", str(group.xid))),
         )
 
-    def _announce(self, raw: bytes, *, streamed: bool) -> TableMap | None:
+    def _announce(self, raw: bytes, *, streamed: bool) -> Definition | None:
         message = parse_message(raw, streamed=streamed)
         if isinstance(message, RelationMessage):
             return self._relations.define(message)
@@ -187,18 +190,15 @@ class PostgresFragmentMaker:
         return name in missing
 
     def _miss(
-        self, table: TableMap, group: WholeTransaction, before: WalPosition, missing: dict[TableName, str]
+        self, table: TableMap, what: str, remedy: str, before: WalPosition, missing: dict[TableName, str]
     ) -> None:
-        """Leave out a table's changes, of which one has no row as it was. Raises UnsupportedEventError by option."""
-        what = f"a change of {table.name} in transaction {group.xid} came without the row as it was: the table did "
-        what += "not have the replica identity FULL then"
+        """Leave out a table's changes from here on. Raises UnsupportedEventError by option."""
         if self._options.on_gap == "stop":
-            quoted = quoted_table(table.schema, table.table)
             raise UnsupportedEventError(
                 what=what,
                 event_id=str(before),
-                remedy=f'Run at the source: ALTER TABLE {quoted} REPLICA IDENTITY FULL; then set on_gap = "gap" until '
-                "the log is past this transaction, or take a new copy of the target and start a new log",
+                remedy=f'{remedy} on_gap = "gap" until the log is past this transaction, or take a new copy of the '
+                "target and start a new log",
             )
         missing[table.schema, table.table] = what
 
@@ -209,6 +209,25 @@ class PostgresFragmentMaker:
         names = ", ".join(quoted_table(table.schema, table.table) for table in tables)
         more = (" RESTART IDENTITY" if message.restart_identity else "") + (" CASCADE" if message.cascade else "")
         return Statement(schema=tables[0].schema, sql=f"TRUNCATE TABLE {names}{more}", ddl=False, timestamp=tstamp)
+
+
+def _without_image(table: TableMap, group: WholeTransaction) -> str:
+    return (
+        f"a change of {table.name} in transaction {group.xid} came without the row as it was: the table did not have "
+        "the replica identity FULL then"
+    )
+
+
+def _set_identity(table: TableMap) -> str:
+    quoted = quoted_table(table.schema, table.table)
+    return f"Run at the source: ALTER TABLE {quoted} REPLICA IDENTITY FULL; then set"
+
+
+def _moved(found: Definition, group: WholeTransaction) -> str:
+    return (
+        f"the name of column {found.moved} of {found.table.name} was another column's before transaction {group.xid}, "
+        "and what older rows hold in it is not sent"
+    )
 
 
 def _kept(message: LogicalMessage) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,19 @@ _FULL: Final = "f"
 _NOTHING: Final = "n"
 
 
+_UNSEEN: Final[tuple[int | None, dict[str, int]]] = (None, {})
+
+Older: TypeAlias = tuple[tuple[str, str], ...]
+"""What `TableMap.older` is."""
+
+
+class Definition(NamedTuple):
+    """A table, with what is known of its new columns. `moved`: a name that another column had before, or empty."""
+
+    table: TableMap
+    moved: str
+
+
 class Relations:
     """The definitions that a stream has told so far. Threads: one."""
 
@@ -41,14 +54,15 @@ class Relations:
         self._rule = options.shard_rule
         self._keys_known = False
         self._keyless: set[str] = set()
-        self._numbers: dict[int, int] | None = None  # of the last column that is no new one, by table
+        # By table: the number of the last column that is no new one, and those of columns by name.
+        self._numbers: dict[int, tuple[int | None, dict[str, int]]] | None = None
         self._renamed_at: int | None = None
 
     def forget(self) -> None:
         """Forget all: a new stream tells everything again. What is added from the first one on is a new column."""
         if self._numbers is None:
-            self._numbers = self._catalog.column_numbers()
-        self._numbers.update({oid: layout.column_number for oid, layout in self._layouts.items()})
+            self._numbers = {**self._catalog.column_numbers()}
+        self._numbers.update({oid: (layout.column_number, layout.named) for oid, layout in self._layouts.items()})
         self._names.clear()
         self._layouts = {}
         self._keys_known = False
@@ -87,8 +101,8 @@ class Relations:
         """Take the name of a type, which the catalogue may not have any more."""
         self._names[message.oid] = PostgresType(schema=message.schema, name=message.name)
 
-    def define(self, message: RelationMessage) -> TableMap:
-        """Take a table's definition; return it, with what is known of the new columns of a table that has been here.
+    def define(self, message: RelationMessage) -> Definition:
+        """Take a table's definition; return what it says of a table that has been here.
 
         Raises SourceSetupError, SourceUnavailableError.
         """
@@ -117,37 +131,46 @@ class Relations:
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
                 table.name,
             )
-        older, number = self._new_columns(message, table)
+        before = self._layouts.get(message.oid)
+        known, had = (self._numbers or {}).get(message.oid, _UNSEEN)
+        if before is not None:
+            known, had = before.column_number, before.named
+        older, number, named = self._new_columns(message, table, known)
         layout = PostgresTableLayout(
             column_number=number,
+            named={**had, **named},
             table=table,
             encoders=tuple(value_encoder(column) for column in table.columns),
             keys=tuple(column.key for column in message.columns),
             by_key=not full_wanted,
         )
         self._layouts = {**self._layouts, message.oid: layout}
-        return msgspec.structs.replace(table, older=older)
+        moved = next((name for name, one in named.items() if had.get(name, one) != one), "")
+        return Definition(msgspec.structs.replace(table, older=older), moved)
 
-    def _new_columns(self, message: RelationMessage, table: TableMap) -> tuple[tuple[tuple[str, str], ...], int]:
-        """Return what `TableMap.older` is, and the number of the table's last column.
+    def _new_columns(
+        self, message: RelationMessage, table: TableMap, known: int | None
+    ) -> tuple[Older, int, dict[str, int]]:
+        """Return what `TableMap.older` is, the number of the table's last column, and the columns' by their names.
 
         By its number a column that was renamed is no new one. Where the catalogue is ahead of the stream by a column
-        that is gone, or has another name, none that it has is a new one any more.
+        that is gone, or has another name, none that it has is a new one any more, and no name says a number.
         """
-        before = self._layouts.get(message.oid)
-        known = (self._numbers or {}).get(message.oid) if before is None else before.column_number
         types = {column.name: column.source_type for column in table.columns}
         found = self._catalog.numbered_columns(message.oid)
         there = [one for one in found if one.name in types]
+        named = {one.name: one.number for one in there}
         number = max([known or 0, *[one.number for one in (there if len(there) == len(types) else found)]])
+        if list(named) != list(types):
+            named = {}  # the stream has columns in the order of their numbers
         if known is None:
-            return (), number
+            return (), number, named
         older = []
         for one in there:
             literal = literal_of(one.missing or "", types[one.name]) if one.has_missing else ""
             if one.number > known and (literal or (one.never_rewritten and not one.has_missing)):
                 older.append((one.name, literal))
-        return tuple(older), number
+        return tuple(older), number, named
 
     def rule(self, *, anew: bool) -> ShardRule:
         """Return the shard rule; `anew`: tables were defined, so foreign keys may be others."""

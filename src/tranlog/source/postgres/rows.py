@@ -49,7 +49,7 @@ class PostgresTableLayout:
     """A table as the rows after its definition have it. `keys`: which columns belong to the replica identity.
 
     `by_key`: changes without a before image are taken, by their key. `column_number` is that of its last column in the
-    server's catalogue.
+    server's catalogue, `named` those of the columns that have had a name.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class PostgresTableLayout:
         keys: tuple[bool, ...],
         by_key: bool,
         column_number: int = 0,
+        named: dict[str, int] | None = None,
     ) -> None:
         self.table: Final = table
         self.encoders: Final = encoders
         self.keys: Final = keys
         self.by_key: Final = by_key
         self.column_number: Final = column_number
+        self.named: Final[dict[str, int]] = {} if named is None else named
         self.forms: Final = text_forms(table)
 
 
