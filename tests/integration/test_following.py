@@ -725,11 +725,33 @@ def test_a_name_that_another_column_had_at_a_postgres_is_a_gap_of_the_table(
     """Older rows kept what the other column held, and nothing said so."""
     assert running.apply("ALTER TABLE t ADD COLUMN e INT", "UPDATE t SET e = n * 10") is None
     running.flow.assert_equal()
-    assert "was another column's before" not in caplog.text
+    assert "was another one's before" not in caplog.text
     assert running.apply(*statements, "UPDATE t SET id = 9 WHERE id = 1") is None
-    assert re.search(r"the name of column [ne] of public\.t was another column's before", caplog.text)
+    assert re.search(r"the name of column [ne] of public\.t was another one's before", caplog.text)
     ask(str(running.flow.log), LoadRequest(load="2", tables=("public.t",), replace=True, asked_at=0))
     assert running.apply() is None
+    running.flow.assert_equal()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, n INT)"),
+        ("ALTER TABLE t RENAME TO t_old", "ALTER TABLE t_new RENAME TO t"),
+    ],
+)
+def test_a_name_that_another_table_had_at_a_postgres_is_a_gap_of_it(
+    running: Running, caplog: pytest.LogCaptureFixture, statements: Sequence[str]
+) -> None:
+    """The other one's rows stayed at the target among its own, and nothing said so."""
+    new = ("CREATE TABLE t_new (LIKE t INCLUDING ALL)", "ALTER TABLE t_new REPLICA IDENTITY FULL")
+    assert running.apply(*new, "INSERT INTO t_new VALUES (7, 7)", "UPDATE t_new SET n = 8") is None
+    running.flow.assert_equal()
+    assert "was another one's before" not in caplog.text
+    assert running.apply(*statements, "INSERT INTO t VALUES (9, 9)") is None
+    assert "the name of public.t was another one's before" in caplog.text
+    ask(str(running.flow.log), LoadRequest(load="2", tables=("public.t",), replace=True, asked_at=0))
+    assert running.apply("DROP TABLE IF EXISTS t_new, t_old") is None
     running.flow.assert_equal()
 
 
@@ -1066,7 +1088,9 @@ the source's own kind (MariaDB, SQLite) runs the statement, unless the option is
 - **not there**: such a source has no such statement, or no row tells of it.
 
 A PostgreSQL source sends no word of a renamed table: with `follow` its next row makes a new one under the new name,
-without the rows that were there. Rename the table at the target while the pipeline is stopped.
+without the rows that were there. Rename the table at the target while the pipeline is stopped. Where capture knows the
+name as another table's (two swapped their names; one was dropped and made again), that row is a gap of the table, and a
+load follows (docs/operations.md). A capture that was started between the change and that row does not see it.
 
 With `ddl = "follow"` a column takes NULL where the source's does, unless it is in the primary key, and at a MariaDB has
 a default or a comment of its own, which the statement would take away. SQLite cannot do that to a table that is there.
@@ -1095,9 +1119,9 @@ too, in a transaction before which all channels meet. A column that was added wh
 partitioned table, or to one that was written anew (VACUUM FULL, TRUNCATE) without such a literal as its default, and
 one that the load at hand has passed over, is not known: that stops, as what any other column holds in older rows does.
 Where a name is another column's than before (a column was dropped and one of its name added, or another one renamed to
-it; two swapped their names), the next row of the table is a gap of it, and a load follows (docs/operations.md). While
-capture did not run, that is not seen: such a column takes the place of the one that is here, and what that one holds
-stays in older rows.
+it; two swapped their names), the next row of the table is a gap of it, and a load follows (docs/operations.md). A
+capture that was started between the change and that row does not see it: such a column takes the place of the one that
+is here, and what that one holds stays in older rows.
 
 What takes data away is decided by `ddl_loss`, `hold` in these tables. A dropped column stays with its values, and takes
 NULL where the kind can do that: SQLite cannot, and refuses the next row of a column that is NOT NULL. A dropped table

@@ -80,10 +80,11 @@ SELECT a.attname, a.attnum::int4, a.atthasmissing, (a.attmissingval::text::text[
        c.relkind = 'r' AND c.relfilenode = c.oid
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
  WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
-_LAST: Final = """
-SELECT c.oid::int8, c.relnatts::int4, array_agg(a.attname::text), array_agg(a.attnum::int4)
-  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
- WHERE c.relkind IN ('r', 'p') GROUP BY c.oid, c.relnatts"""
+_SEEN: Final = """
+SELECT c.oid::int8, n.nspname, c.relname, c.relnatts::int4, array_agg(a.attname::text), array_agg(a.attnum::int4)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE c.relkind IN ('r', 'p') GROUP BY 1, 2, 3, 4"""
 _KEYS: Final = """
 SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
   FROM pg_index i
@@ -200,6 +201,14 @@ def quoted(name: str) -> str:
 def quoted_table(schema: str, table: str) -> str:
     """Quote a table's name with its schema."""
     return f"{quoted(schema)}.{quoted(table)}"
+
+
+class SeenTable(NamedTuple):
+    """What a table was like: its name, the highest number of a column that it has had, and those of columns by name."""
+
+    name: TableName
+    last: int
+    named: dict[str, int]
 
 
 class NumberedColumn(NamedTuple):
@@ -463,11 +472,11 @@ class PostgresCatalog:
             foreign=tuple((tuple(one[0]), one[1], one[2], tuple(one[3])) for one in rows(_FOREIGN, (oid,))),
         )
 
-    def column_numbers(self) -> dict[int, tuple[int, dict[str, int]]]:
-        """Return the highest number of a column that each table has had and its columns' own, by the table's OID."""
+    def seen(self) -> dict[int, SeenTable]:
+        """Return all tables, by their OIDs."""
         return {
-            oid: (last, dict(zip(names, numbers, strict=True)))
-            for oid, last, names, numbers in self._control.rows(_LAST)
+            oid: SeenTable((schema, table), last, dict(zip(names, numbers, strict=True)))
+            for oid, schema, table, last, names, numbers in self._control.rows(_SEEN)
         }
 
     def numbered_columns(self, oid: int) -> list[NumberedColumn]:

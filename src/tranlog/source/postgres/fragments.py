@@ -224,10 +224,7 @@ def _set_identity(table: TableMap) -> str:
 
 
 def _moved(found: Definition, group: WholeTransaction) -> str:
-    return (
-        f"the name of column {found.moved} of {found.table.name} was another column's before transaction {group.xid}, "
-        "and what older rows hold in it is not sent"
-    )
+    return f"{found.moved} was another one's before transaction {group.xid}, and what older rows hold by it is not sent"
 
 
 def _kept(message: LogicalMessage) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import msgspec
 
 from tranlog.change import Column, ForeignKey, TableMap
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
-from tranlog.source.postgres.catalog import TELLS_SCHEMAS, PostgresCatalog, TableKeys
+from tranlog.source.postgres.catalog import TELLS_SCHEMAS, PostgresCatalog, SeenTable, TableKeys
 from tranlog.source.postgres.connection import PostgresSourceOptions
 from tranlog.source.postgres.messages import RelationMessage, TypeMessage
 from tranlog.source.postgres.rows import PostgresTableLayout
@@ -30,14 +30,12 @@ _FULL: Final = "f"
 _NOTHING: Final = "n"
 
 
-_UNSEEN: Final[tuple[int | None, dict[str, int]]] = (None, {})
-
 Older: TypeAlias = tuple[tuple[str, str], ...]
 """What `TableMap.older` is."""
 
 
 class Definition(NamedTuple):
-    """A table, with what is known of its new columns. `moved`: a name that another column had before, or empty."""
+    """A table, with what is known of its new columns. `moved`: a name that was another's before, or empty."""
 
     table: TableMap
     moved: str
@@ -54,15 +52,12 @@ class Relations:
         self._rule = options.shard_rule
         self._keys_known = False
         self._keyless: set[str] = set()
-        # By table: the number of the last column that is no new one, and those of columns by name.
-        self._numbers: dict[int, tuple[int | None, dict[str, int]]] | None = None
+        self._seen: dict[int, SeenTable] | None = None
         self._renamed_at: int | None = None
 
     def forget(self) -> None:
         """Forget all: a new stream tells everything again. What is added from the first one on is a new column."""
-        if self._numbers is None:
-            self._numbers = {**self._catalog.column_numbers()}
-        self._numbers.update({oid: (layout.column_number, layout.named) for oid, layout in self._layouts.items()})
+        self._seen = self._catalog.seen() if self._seen is None else self._all_seen()
         self._names.clear()
         self._layouts = {}
         self._keys_known = False
@@ -131,22 +126,36 @@ class Relations:
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
                 table.name,
             )
-        before = self._layouts.get(message.oid)
-        known, had = (self._numbers or {}).get(message.oid, _UNSEEN)
-        if before is not None:
-            known, had = before.column_number, before.named
-        older, number, named = self._new_columns(message, table, known)
+        before = self._before(message.oid)
+        older, number, named = self._new_columns(message, table, None if before is None else before.last)
+        moved = self._moved(table, before, named)
         layout = PostgresTableLayout(
             column_number=number,
-            named={**had, **named},
+            named=named if before is None else before.named | named,
             table=table,
             encoders=tuple(value_encoder(column) for column in table.columns),
             keys=tuple(column.key for column in message.columns),
             by_key=not full_wanted,
         )
         self._layouts = {**self._layouts, message.oid: layout}
-        moved = next((name for name, one in named.items() if had.get(name, one) != one), "")
         return Definition(msgspec.structs.replace(table, older=older), moved)
+
+    def _moved(self, table: TableMap, before: SeenTable | None, named: dict[str, int]) -> str:
+        """Return a name in a definition that was another's before it, as a message has it; empty for none."""
+        name = table.schema, table.table
+        if before is None or before.name != name:
+            return f"the name of {table.name}" if any(one.name == name for one in self._all_seen().values()) else ""
+        for column, number in named.items():
+            if before.named.get(column, number) != number:
+                return f"the name of column {column} of {table.name}"
+        return ""
+
+    def _before(self, oid: int) -> SeenTable | None:
+        layout = self._layouts.get(oid)
+        return (self._seen or {}).get(oid) if layout is None else _seen(layout)
+
+    def _all_seen(self) -> dict[int, SeenTable]:
+        return (self._seen or {}) | {oid: _seen(layout) for oid, layout in self._layouts.items()}
 
     def _new_columns(
         self, message: RelationMessage, table: TableMap, known: int | None
@@ -179,6 +188,10 @@ class Relations:
             self._rule = ShardRule(kind=ShardRuleKind.TABLE, groups=groups)
             self._keys_known = True
         return self._rule
+
+
+def _seen(layout: PostgresTableLayout) -> SeenTable:
+    return SeenTable((layout.table.schema, layout.table.table), layout.column_number, layout.named)
 
 
 def table_map(
