@@ -243,6 +243,27 @@ def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], monkey
             assert "chmod u+w" in doctor(capsys, wrong=1)["source", "rights"]["remedy"]
 
 
+@pytest.mark.long
+def test_a_log_that_is_only_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a source nothing captures: apply reads a directory of another user's, or a disk that is read-only."""
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o777)
+        monkeypatch.chdir(folder)
+        (folder / "tranlog.toml").write_text(
+            CONFIG.partition("[source]")[0] + "[target]" + CONFIG.rpartition("[target]")[2]
+        )
+        Log.open("log", source_id="here").close()
+        found = doctor(capsys)
+        assert found["log", "directory"]["severity"] == "fine"
+        assert ("log", "hold") not in found and ("log", "room") not in found
+        with without_rights(folder / "log"):
+            found = doctor(capsys)
+            assert found["log", "directory"]["text"].startswith("seqno 0 to 0")
+            assert found["log", "hold"]["severity"] == "warning"
+            assert "retention will not wait" in found["log", "hold"]["text"]
+
+
 def test_room_on_the_disk(tmp_path: Path) -> None:
     assert room("room", str(tmp_path), needed=1 << 62).severity is Severity.WRONG
     found = room("room", str(tmp_path), needed=0)

@@ -67,11 +67,20 @@ def examine_spark() -> Iterator[CheckResult]:
     yield room("scratch", tempfile.gettempdir(), needed=0)
 
 
-def examine_log(directory: str, *, segment_bytes: int) -> Iterator[CheckResult]:
-    """Yield what is found of a log's directory, and of the disk that it is on. A log that is not there yet is fine."""
+def examine_log(directory: str, *, segment_bytes: int | None) -> Iterator[CheckResult]:
+    """Yield what is found of a log's directory, and of the disk that it is on. A log that is not there yet is fine.
+
+    `segment_bytes`: how long a segment gets; None where the log is only read.
+    """
     folder = os.path.abspath(directory)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
+    if segment_bytes is None:
+        yield tried("directory", lambda: _log(directory))
+        if not may_write(folder):
+            text = f"this user may not write into {folder}: retention will not wait for the pipeline"
+            yield warning("hold", text, "Keep the log longer than the pipeline may be down, or run as the log's owner")
+        return
     if not may_write(folder):
         text = f"this user may not write into {folder}, and capture does"
         yield wrong("directory", text, f"Run as its owner, or: chmod u+w {folder}")

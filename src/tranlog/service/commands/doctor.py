@@ -81,7 +81,8 @@ def examine(config: Config) -> list[PartOfService]:
     clock = SystemClock()
     with ThreadPoolExecutor(max_workers=1) as pool:
         spark = pool.submit(list, examine_spark())
-        log = list(examine_log(config.log_dir, segment_bytes=config.log.segment_bytes))
+        written = None if config.source is None else config.log.segment_bytes
+        log = list(examine_log(config.log_dir, segment_bytes=written))
         parts = [PartOfService("machine", []), PartOfService("log", log)]
         source = None if config.source is None else _hurried(config.source)
         listed = None
