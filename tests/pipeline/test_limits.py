@@ -15,6 +15,7 @@ from tranlog.pipeline.rules.limits import (
     UntilHeartbeat,
     UntilTime,
     Watched,
+    limit_text,
     needs_every_header,
     reached,
 )
@@ -55,6 +56,10 @@ def test_a_payload_is_read_only_where_a_heartbeat_can_be() -> None:
     assert reached(UntilTime(tstamp=1), Header(seqno=Seqno(7), shard_id="north"), never) == 6
     assert not needs_every_header(UntilHeartbeat())
     assert needs_every_header(UntilTime(tstamp=1)) and needs_every_header(UntilEvent(event_id="x"))
+
+
+def test_a_time_is_told_as_a_time() -> None:
+    assert limit_text(UntilTime(tstamp=1_893_456_000_500)) == "time 2030-01-01 00:00:00.5 UTC"
 
 
 @pytest.mark.parametrize(

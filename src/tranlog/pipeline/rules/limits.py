@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeAlias, assert_never
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid, Seqno
+from tranlog.listing import time_text
 from tranlog.shard import UNKNOWN_SHARD
 
 ANY_HEARTBEAT: Final = "*"
@@ -123,7 +124,7 @@ def limit_text(limit: Limit | None) -> str:
         case UntilGtid(gtid=gtid):
             return str(gtid)
         case UntilTime(tstamp=tstamp):
-            return f"time {tstamp} ms"
+            return f"time {time_text(tstamp)} UTC"
         case UntilEvent(event_id=event_id):
             return f"event id {event_id}"
         case UntilHeartbeat(name=name):
