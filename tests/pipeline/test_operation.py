@@ -15,7 +15,7 @@ from fix_operated import WAIT_S, Operated, operation_of, options_of, run_in_thre
 from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, check_equal, counters, items, read_back, write_log
 from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
-from tranlog.errors import ConflictError, StateError
+from tranlog.errors import ConflictError, StateError, TargetUnavailableError
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
@@ -116,6 +116,32 @@ class LogNames:
 
     def __exit__(self, *exc: object) -> None:
         self._reader.close()
+
+
+def test_offline_while_the_target_is_away_leaves_the_process(tmp_path: Path, options: ApplyOptions) -> None:
+    """The run ends with an error then, since nothing can be recorded there; `tranlog run` captures on."""
+    runs: list[threading.Event] = []
+
+    def run_until_told(options: ApplyOptions, *, stop: threading.Event, **others: Any) -> ApplyResult:
+        runs.append(stop)
+        stop.wait(WAIT_S)
+        raise TargetUnavailableError(where="there", why="the connection is lost")
+
+    def await_runs(number: int) -> None:
+        while len(runs) < number:
+            time.sleep(0.01)
+
+    operation = Operation(options, run_pipeline=run_until_told, stop_engine=lambda: None)
+    with running(operation) as operated:
+        for number in (1, 2):
+            await_runs(number)
+            operation.offline()
+            with pytest.raises(StateError, match="the connection is lost"):
+                operation.wait(state=State.OFFLINE_NORMAL, applied=None, timeout_s=WAIT_S)
+            assert operation.state().state is State.OFFLINE_ERROR
+            operation.online(OnlineOrder())
+        await_runs(3)
+    assert isinstance(operated.error, TargetUnavailableError), "told to end, it does"
 
 
 @pytest.mark.parametrize("on_error", list(OnError))

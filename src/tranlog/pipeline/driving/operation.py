@@ -138,7 +138,8 @@ class Operation:
         """Run until told to `end`, until the limit of the process's own options, or until an error that ends it.
 
         `online`: go online at once; else wait for an order. Returns the last run's result, None if none ended well.
-        Raises the run's error, unless the options say that an error only takes the pipeline offline.
+        Raises the run's error, unless the options say that an error only takes the pipeline offline, or its operator
+        was taking it offline.
         """
         result: ApplyResult | None = None
         threading.Thread(target=self._hasten, name="hasten", daemon=True).start()
@@ -156,8 +157,9 @@ class Operation:
                 except TranlogError as exc:
                     if self._ended.is_set() and isinstance(exc, EngineError):
                         return result  # Spark did not end in time, and was ended
+                    asked = self._state is State.GOING_OFFLINE and not self._ended.is_set()
                     self._fail(exc)
-                    if self._on_error is OnError.END:
+                    if self._on_error is OnError.END and not asked:
                         raise
                     logger.error("the pipeline is offline pipeline=%s why=%s", self._options.pipeline, exc)
                     continue
