@@ -44,6 +44,8 @@ class Persistence:
         self._clock = clock
         self._stop = stop
         self._tell = tell
+        self._unreachable = ""
+        """Why the last attempt to connect failed; empty where it did not."""
 
     def patience(self) -> float | None:
         """Return how long a trouble with the target may last; None: for ever."""
@@ -51,10 +53,11 @@ class Persistence:
 
     def reconnect(self) -> None:
         """Open another connection to the target, where that is possible."""
+        self._unreachable = ""
         try:
             self._target.reconnect()
-        except (TransientTargetError, TargetUnavailableError):
-            pass  # the next call fails in the same way
+        except (TransientTargetError, TargetUnavailableError) as exc:
+            self._unreachable = exc.why  # the next call fails, and says only that there is no connection
 
     def persist(self, call: Callable[[], _Result]) -> _Result:
         """Call the target, and again where it failed, as long as the channels would, until a stop at most."""
@@ -68,7 +71,7 @@ class Persistence:
                 reconnect=self.reconnect,
             )
         except TransientTargetError as exc:
-            raise TargetUnavailableError(where=self._target.where, why=exc.why) from exc
+            raise TargetUnavailableError(where=self._target.where, why=self._unreachable or exc.why) from exc
         self.troubles.over(DRIVER)
         return result
 
@@ -84,6 +87,7 @@ class Persistence:
     def cannot(self, exc: Failure) -> None:
         """Tell that the driver cannot use the target."""
         now_s, now_ms = self._clock.monotonic(), self._clock.now_ms()
-        self.troubles.failed(DRIVER, exc.why, applied=NO_SEQNO, failing_s=0.0, now_s=now_s, now_ms=now_ms)
+        why = self._unreachable or exc.why
+        self.troubles.failed(DRIVER, why, applied=NO_SEQNO, failing_s=0.0, now_s=now_s, now_ms=now_ms)
         self.troubles.trying(DRIVER, ())
         self._tell()

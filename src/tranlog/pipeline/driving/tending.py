@@ -146,8 +146,8 @@ class Tending:
             if not self._away:
                 logger.warning("target failed why=%s", exc)
             self._away = True
-            self._persistence.cannot(exc)
             self._persistence.reconnect()
+            self._persistence.cannot(exc)
         except ReplacedError:
             jobs.wait(_REPLACED_WAIT_S)  # each task finds that out for itself
             raise
