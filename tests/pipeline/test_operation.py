@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,15 @@ from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying import channel
-from tranlog.pipeline.applying.task import ChannelTask, TaskResult
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnError, OnlineOrder, Operation
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
-from tranlog.pipeline.rules.progress import Counters
+from tranlog.pipeline.rules.progress import Counters, Lag
 from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.troubles import Trouble
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.view import pipeline_status
 from tranlog.source.packer import TransactionPacker
@@ -142,6 +145,43 @@ def test_offline_while_the_target_is_away_leaves_the_process(tmp_path: Path, opt
             operation.online(OnlineOrder())
         await_runs(3)
     assert isinstance(operated.error, TargetUnavailableError), "told to end, it does"
+
+
+def test_the_troubles_of_a_run_end_with_it(tmp_path: Path, options: ApplyOptions) -> None:
+    """Online again, the state named them until the first report, with the target back since."""
+    runs: list[threading.Event] = []
+
+    def run_in_trouble(
+        options: ApplyOptions, *, stop: threading.Event, report: Callable[[ApplyStatus], None], **others: Any
+    ) -> ApplyResult:
+        status = ApplyStatus(
+            pipeline="p",
+            holder="me",
+            phase="running",
+            channels=(),
+            restart_seqno=Seqno(7),
+            committed_seqno=Seqno(9),
+            lag=Lag(seqnos=2, ms=0),
+            transactions_per_s=0.0,
+            changes_per_s=0.0,
+            total=Counters(),
+            troubles=(Trouble(channel=0, reason="no room", since_ms=0),),
+        )
+        if not runs:
+            report(status)
+        runs.append(stop)
+        stop.wait(WAIT_S)
+        return ApplyResult(end=TaskEnd.STOPPED, status=status, resubmissions=0, seconds=0.0)
+
+    operation = Operation(options, run_pipeline=run_in_trouble, stop_engine=lambda: None)
+    with running(operation) as operated:
+        operated.come_to(State.DEGRADED)
+        assert [one.reason for one in operation.state().troubles] == ["no room"]
+        operation.offline()
+        operated.come_to(State.OFFLINE_NORMAL)
+        operation.online(OnlineOrder())
+        found = operation.state()
+        assert (found.troubles, found.applied_seqno) == ((), 7)
 
 
 @pytest.mark.parametrize("on_error", list(OnError))

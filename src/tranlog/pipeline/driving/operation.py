@@ -298,6 +298,8 @@ class Operation:
                 self._status = None  # nobody is to be told that what the report before says is applied
             self._move(Happening.ASKED_ONLINE)
             self._pending = None
+            if self._status is not None:
+                self._status = replace(self._status, troubles=())  # those of the run before
             self._stop.clear()
             self._abort.clear()
             if self._ended.is_set():  # a signal meanwhile
