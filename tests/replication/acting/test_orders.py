@@ -220,6 +220,27 @@ def test_a_node_that_was_removed_forces_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_forced_configuration_may_change_what_those_that_stay_cannot_meet(tmp_path: Path) -> None:
+    """docs/replication.md, "When a majority is lost for ever": nobody else could change it then."""
+    with live_group(tmp_path, "abc") as group:
+        lost = [name for name in "abc" if name != group.await_primary()]
+        sites = [{"name": name, "tags": {"site": name}} for name in "abc"]
+        group.order("a", "reconfigure", change={"rules": {"both": {"site": 2}}, "w": 3, "members": sites})
+        (stays,) = {"a", "b", "c"} - set(lost)
+        for name in lost:
+            group.stop(name)
+        with pytest.raises(ConfigError, match=r"rules.both.site = 2: the nodes have 1 values of this tag"):
+            group.order(stays, "reconfigure", force=True, without=lost)
+        wrong = {"members": [{"name": stays, "address": "0.0.0.0:1"}]}
+        with pytest.raises(ConfigError, match="others cannot connect to it"):
+            group.order(stays, "reconfigure", force=True, without=lost, change=wrong)
+        group.order(stays, "reconfigure", force=True, without=lost, change={"rules": {}, "w": 1})
+        assert group.await_primary() == stays
+        now = group.nodes[stays].standing.config
+        assert ([one.name for one in now.members], now.rules, now.w) == ([stays], {}, 1)
+
+
+@pytest.mark.long
 def test_a_primary_that_does_not_step_down_says_why(tmp_path: Path) -> None:
     with live_group(tmp_path, "ab") as group:
         primary = group.await_primary()

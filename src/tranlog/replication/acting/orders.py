@@ -108,7 +108,7 @@ class StepDown(_Order, frozen=True):
 
 
 class Reconfigure(_Order, frozen=True):
-    """`change`, which the primary makes; or `force`, of this node alone, and `without`, who is a member no more."""
+    """`change`, which the primary makes; with `force` this node alone, and `without`, who is a member no more."""
 
     force: bool = False
     without: tuple[str, ...] = ()
@@ -458,14 +458,13 @@ class Orders:
             raise ConfigError(option="reconfigure", value=None, why="without a change there is nothing to do")
         old = node.standing.config
         wanted = amended(old, change, epoch=old.id.epoch)
+        check_addresses(old, wanted)
         for one in wanted.members:
             known = old.member(one.node)
             assert known is not None
             if one.node == node.node and not one.electable:
                 why = f"{one.name} is primary, and could not be; `tranlog group step-down` first"
                 raise ConfigError(option=f"members.{one.name}", value=None, why=why)
-            if one.address != known.address:
-                check_reachable(f"members.{one.name}.address", one.address)
             if one.voter_with_data and not one.delay_ms and not known.voter_with_data:
                 await self._until_it_holds(one)
         await self._install(lambda core: amended(core.config, change, epoch=core.mind.epoch))
@@ -489,8 +488,10 @@ class Orders:
             raise ConfigError(option="--without", value=unknown or without, why="other nodes of the group can be named")
 
         def force(core: Core) -> str | None:
-            stay = [one for one in core.config.members if one.name not in without]
-            return core.reconfigure(successor(core.config, stay, epoch=core.mind.epoch, forced=True), forced=True)
+            wanted = amended(core.config, asked.change or ConfigChange(), epoch=core.mind.epoch)
+            check_addresses(core.config, wanted)
+            stay = [one for one in wanted.members if one.name not in without]
+            return core.reconfigure(successor(wanted, stay, epoch=core.mind.epoch, forced=True), forced=True)
 
         why = await self._ask(force)
         assert why is None, "a forced one is refused by nobody"
@@ -568,6 +569,14 @@ class Orders:
                     why="this node has a new configuration, and it is not known whether a majority has it"
                 )
             await asyncio.sleep(LOOK_S)
+
+
+def check_addresses(old: GroupConfig, wanted: GroupConfig) -> None:
+    """Refuse a new address of a member to which nobody can connect. Raises ConfigError."""
+    for one in wanted.members:
+        known = old.member(one.node)
+        if known is None or one.address != known.address:
+            check_reachable(f"members.{one.name}.address", one.address)
 
 
 def is_installed(core: Core) -> bool:

@@ -346,6 +346,7 @@ def reconfigure(
 
     With --force, where a majority is lost for ever, or lost the end of its logs, one node goes on. It asks nobody: what
     was committed, and is held by none of the nodes that stay, is lost. The nodes that are named must not run any more.
+    FILE changes what those that stay could not do: tag rules, default w, who may be primary.
 
     \b
     Example:
@@ -356,13 +357,14 @@ def reconfigure(
     change = _change_in(file) if file else None
     asked = Reconfigure(force=force, without=tuple(without or ()), change=change)
     found = asks("/group/reconfigure", asked, timeout_s=_ADD_S)
-    if change is not None:
-        epoch, version = found["id"]
-        answer(found, f"the group has configuration {epoch}.{version}", as_json)
-        for warning in found["warnings"] if not as_json else ():
-            say(f"group: {warning}")
+    if force:
+        others = ", ".join(found["without"]) or "asking anybody"
+        answer(found, f"node {found['forced']} goes on without {others}", as_json)
         return
-    answer(found, f"node {found['forced']} goes on without {', '.join(found['without']) or 'asking anybody'}", as_json)
+    epoch, version = found["id"]
+    answer(found, f"the group has configuration {epoch}.{version}", as_json)
+    for warning in found["warnings"] if not as_json else ():
+        say(f"group: {warning}")
 
 
 def _change_in(file: str) -> ConfigChange:

@@ -99,8 +99,8 @@ class NodePart:
 
         Raises GroupOrderError, ConfigError.
         """
-        if asked.force is (asked.change is not None) or (asked.without and not asked.force):
-            why = "one of the two: a changed configuration, or --force, with --without for who is a member no more"
+        if not asked.force and (asked.change is None or asked.without):
+            why = "give a changed configuration, or --force; --without, for who is a member no more, goes with --force"
             raise ConfigError(option="reconfigure", value=None, why=why)
         return self._order("reconfigure", asked)
 
