@@ -50,6 +50,8 @@ F, G, H = (NodeId(one) for one in "fgh")
         (group(A, heartbeat_ms=0), "must be above 0"),
         (group(A, rollback_ddl="no"), "refuse or abandon"),
         (group(plain(A, tags={"s": "x"}), B, rules={"r": {"s": 2}}), "the nodes have 1 values of this tag"),
+        (group(A, rules={"r": {}}), "names no tag, and any commit would meet it"),
+        (group(plain(A, tags={"s": "x"}), rules={"majority": {"s": 1}}), "give the rule another name"),
         (group(A, w="r"), "is a number, majority"),
         (group(A, w=2), "1 nodes hold data"),
         (group(*[plain(NodeId(f"n{at}"), votes=at == 0, priority=at == 0) for at in range(51)]), "at most 50"),

@@ -176,6 +176,10 @@ def check(config: GroupConfig) -> None:
     if config.rollback_ddl not in ("refuse", "abandon"):
         raise _refused("rollback_ddl", config.rollback_ddl, "is refuse or abandon")
     for name, clauses in config.rules.items():
+        if name == MAJORITY:
+            raise _refused("rules", name, "this word means more than half of the voters; give the rule another name")
+        if not clauses:
+            raise _refused(f"rules.{name}", clauses, "it names no tag, and any commit would meet it")
         for tag, count in clauses.items():
             kinds = {member.tags[tag] for member in config.members if tag in member.tags}
             if not 1 <= count <= len(kinds):
