@@ -235,9 +235,13 @@ def test_a_wiped_node_takes_its_former_place(tmp_path: Path) -> None:
         listen = group.options[wiped].listen
         with pytest.raises(GroupOrderError, match=f"tranlog group add {wiped} {listen} --replace"):
             group.order(primary, "add", name=wiped, address=listen)
+        needed = {"rules": {"all": {"site": 3}}, "w": 3}
+        sites = [{"name": name, "tags": {"site": name}} for name in "abc"]
+        group.order(primary, "reconfigure", change={**needed, "members": sites})
         told = group.order(primary, "add", name=wiped, address=listen, replace=True)
         assert told["added"] == wiped and told["node"] == group.nodes[wiped].node != former
         members = group.nodes[primary].standing.config.members
         assert [one.name for one in members].count(wiped) == 1 and former not in [one.node for one in members]
+        assert {one.name: one.tags for one in members} == {name: {"site": name} for name in "abc"}
         group.await_whole()
         assert isinstance(client.commit(words("y"), w=3, wtimeout=LONG_S, event_id="y"), Satisfied)

@@ -220,6 +220,17 @@ def test_a_node_that_was_removed_forces_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_an_add_that_cannot_be_admits_nobody(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group:
+        listen = f"127.0.0.1:{free_port()}"
+        group.options["b"] = NodeOptions(dir=str(tmp_path / "b"), group="shop", node="b", listen=listen)
+        group.start("b")
+        with pytest.raises(ConfigError, match="must be 0 for a node that is delayed, hidden or has no vote"):
+            group.order("a", "add", name="b", address=listen, hidden=True)
+        assert [one.name for one in group.nodes["a"].standing.config.members] == ["a"]
+
+
+@pytest.mark.long
 def test_a_forced_configuration_may_change_what_those_that_stay_cannot_meet(tmp_path: Path) -> None:
     """docs/replication.md, "When a majority is lost for ever": nobody else could change it then."""
     with live_group(tmp_path, "abc") as group:

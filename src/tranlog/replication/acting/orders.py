@@ -80,7 +80,7 @@ class _Order(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 class AddNode(_Order, frozen=True):
     """A node that runs at `address`, and how it is to be a member; `replace`: instead of the one of its name.
 
-    `hidden`, `delay_ms` and `tags` of a member stay as they are where they are left out.
+    `hidden`, `delay_ms` and `tags` of a member, or of the one that is replaced, stay where they are left out.
     """
 
     name: str
@@ -336,7 +336,8 @@ class Orders:
     async def _add(self, wanted: AddNode) -> Body:
         """Admit a node: without a vote until it holds what is committed, then with the one that is wanted.
 
-        With `replace` it takes the place of the one of its name, which was wiped, and is removed first.
+        With `replace` it takes the place of the one of its name, which was wiped: it has its tags and what else is not
+        said, and that one goes in the same change, so that rules and numbers that need the node stay met.
         """
         node = self._node
         check_reachable("address", wanted.address)
@@ -352,15 +353,19 @@ class Orders:
             refuse(wire, why)
             raise GroupOrderError(why=why)
         wire.cut()
-        known = node.standing.config.member(hello.node)
-        voter = Member(node=hello.node, name=wanted.name) if known is None else known
-        voter = msgspec.structs.replace(voter, **set_fields(wanted, without=("replace",)))
+        config, known = node.standing.config, node.standing.config.member(hello.node)
+        named = [one for one in config.members if one.name == wanted.name and one.node != hello.node]
+        kept = [one for one in (known, *named) if one is not None and one.witness == wanted.witness]
+        voter = kept[0] if kept else Member(node=NO_NODE, name=wanted.name)
+        voter = msgspec.structs.replace(voter, node=hello.node, **set_fields(wanted, without=("replace",)))
         self._check_name(voter, wanted.replace)
-        if any(one.name == voter.name and one.node != voter.node for one in node.standing.config.members):
+        others = [one for one in config.members if one.node != hello.node and one not in named]
+        successor(config, [*others, voter], epoch=config.id.epoch)  # what cannot be is refused first
+        if named and voter.witness:  # it votes at once, and two voters do not change in one step
             await self._remove(RemoveNode(name=voter.name))
         if known is None:
             first = voter if voter.witness else msgspec.structs.replace(voter, votes=0, priority=0)
-            await self._change(lambda members: [*members, first])
+            await self._change(lambda members: [*(one for one in members if one.name != voter.name), first])
         if voter.voter_with_data and not voter.delay_ms and (known is None or not known.voter_with_data):
             await self._until_it_holds(voter)
         if node.standing.config.member(voter.node) != voter:
