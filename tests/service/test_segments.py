@@ -490,3 +490,12 @@ def test_a_trim_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
                 LogUpkeep(log).trim(asked)
     with pytest.raises(msgspec.ValidationError, match="to_seqno"):  # it was answered that nothing is to go
         msgspec.convert({"to_seqno": -5}, Trim)
+
+
+@pytest.mark.parametrize("words", ["hold list", "rollback list --json", "rollback discard --all -y", "log segments"])
+def test_a_log_directory_that_is_not_there_is_no_empty_one(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words.split(), "--dir", str(tmp_path / "none")]) == 4
+    out = capsys.readouterr()
+    assert out.out == "" and "the directory does not exist" in out.err

@@ -23,7 +23,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.codecs.segments import ListedSegment, Report, on_disk_bytes, segment_rows, tungsten_rows
 from tranlog.codecs.shown import open_log
-from tranlog.errors import CorruptRecordError
+from tranlog.errors import CorruptRecordError, LogMissingError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno, segment_name
 from tranlog.listing import time_text
 from tranlog.log.files.segments import SegmentStat
@@ -51,9 +51,15 @@ Directory = Annotated[str | None, option("--dir", "PATH", "The log directory its
 
 
 def log_of(ctx: typer.Context, directory: str | None) -> str:
-    """Return the log directory that a command is about: the one named, else the configuration's."""
+    """Return the log directory that a command is about: the one named, else the configuration's.
+
+    Raises LogMissingError where it is not there, ConfigError.
+    """
     conf, service = ctx.obj
-    return find_log(conf=conf, service=service, directory=directory)
+    path = find_log(conf=conf, service=service, directory=directory)
+    if not os.path.isdir(path):
+        raise LogMissingError(path=path, why="the directory does not exist")
+    return path
 
 
 # --- what there is ---------------------------------------------------------------------------------------
