@@ -15,8 +15,12 @@ import pytest
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadOrder, LoadRequest, ask
+from tranlog.capture.verify_requests import VerifyRequest, write_verify_request
+from tranlog.disk import OS_DISK
+from tranlog.errors import MemberLogError
 from tranlog.ids import Seqno
 from tranlog.loads import LoadProgress
+from tranlog.log.files.commit_point import become_member
 from tranlog.log.files.holds import hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
@@ -145,6 +149,19 @@ def test_a_load_that_would_stop_the_pipeline_is_refused(folder: Path, capsys: py
     with apsw.Connection("target.db") as db:
         db.execute("DELETE FROM goods")
     assert run("load", "--tables", "main.items") == 0
+
+
+def test_nothing_is_asked_of_capture_in_the_log_of_a_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No capture runs there, so the load waited for ever, and its request stayed."""
+    (folder / "tranlog.toml").write_text(CONFIG.format(load='load = "none"'))
+    assert run("capture", "--once") == 0
+    become_member(str(folder / "log"), OS_DISK)
+    assert run("load", "--tables", "main.items") == 4
+    assert "belongs to a node of a group: only the node may write it" in capsys.readouterr().err
+    request = VerifyRequest(verify="1", pipeline="shop", tables=(), filters="", filters_hash="")
+    with pytest.raises(MemberLogError):
+        write_verify_request("log", request)
+    assert not [*folder.glob("log/loads/*"), *folder.glob("log/verify/*")]
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ import msgspec
 
 from tranlog.disk import Disk
 from tranlog.errors import DiskFailedError
+from tranlog.log.files.commit_point import check_no_member
 from tranlog.log.files.directory import join, replace_file
 
 FormT = TypeVar("FormT", bound=msgspec.Struct)
@@ -39,7 +40,11 @@ def read_all(folder: str, suffix: str, form: type[FormT], disk: Disk) -> list[Fo
 
 
 def write_first(log_dir: str, folder: str, path: str, said: msgspec.Struct, disk: Disk) -> None:
-    """Write a file, durable, and make its folder where that is missing. Raises DiskFailedError, naming the folder."""
+    """Write a file, durable, and make its folder where that is missing.
+
+    Raises DiskFailedError, naming the folder; MemberLogError where the log is a node's, and no capture will look.
+    """
+    check_no_member(log_dir, disk)
     try:
         if not disk.exists(folder):
             disk.make_dir(folder)
