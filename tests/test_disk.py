@@ -443,12 +443,22 @@ def test_a_lock_in_a_missing_directory_is_an_error_of_its_own(disk: OsDisk, tmp_
 
 def test_refused_locks_leave_no_open_file(disk: OsDisk, path: str) -> None:
     lock = disk.lock(path)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_here(path)
+    assert before
     for _ in range(50):
         with pytest.raises(BlockingIOError):
             disk.lock(path)
-    assert len(os.listdir("/proc/self/fd")) < before + 50  # another test's file may be closed meanwhile
+    assert open_here(path) == before
     lock.release()
+
+
+def open_here(path: str) -> int:
+    """Return how many descriptors of this process are of a file; other tests' may be closed at any moment."""
+    found = 0
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{one}") == os.path.realpath(path)
+    return found
 
 
 def test_a_cursor_that_nobody_closes_costs_no_file(tmp_path: Path) -> None:

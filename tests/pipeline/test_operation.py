@@ -213,6 +213,8 @@ def test_an_error_ends_the_process_or_waits_for_its_operator(
     assert (found.pending.type, found.pending.seqno, found.pending.event_id) == ("ConflictError", 2, "event 2")
     ((applied,),) = target.query("SELECT min(applied_seqno) FROM tranlog_channel")
     assert found.applied_seqno == applied, "and not what a report before the error had"
+    owner = "SELECT applied_seqno FROM tranlog_channel JOIN tranlog_shard USING (pipeline, channel)"
+    assert target.query(owner) == [(1,)], "others have no position before they have passed something"
     with pytest.raises(StateError, match="conflict at seqno 2"):
         operation.wait(applied=last, timeout_s=WAIT_S)
     operation.online(OnlineOrder(leave_out=SeqnoRanges.parse("2")))
