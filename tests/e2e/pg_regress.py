@@ -317,10 +317,10 @@ class Trial:
         ((layout, labels),) = self._control.execute(_LAYOUT).fetchall()
         if (layout, labels) == self._layout and not self._gaps:
             return
-        renamed = (
-            self._touched if labels != self._layout[1] else set()
-        )  # their rows have other values, without a change
-        renamed, self._gaps = renamed | self._gaps, set()
+        renamed = set(self._gaps)
+        if labels != self._layout[1]:
+            renamed |= self._touched  # their rows have other values, without a change
+        self._gaps.clear()
         self._layout = (layout, labels)
         with closing(PostgresTables(self._options)) as reader:
             found = {(one.schema, one.table): one for one in reader.tables()}
