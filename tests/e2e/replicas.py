@@ -82,7 +82,7 @@ class Replicas:
         self._applier: DirectTarget | None = None
         self._applied = NO_SEQNO
         self._position: str | None = None
-        """The event id of what was applied last."""
+        """The event id of what was applied or skipped last."""
         self.transactions = 0
         self.rows = 0
         """Rows that have been compared."""
@@ -147,6 +147,8 @@ class Replicas:
             )
         )
         self._follower.start(None if skip else self._position)
+        if skip:  # also where the next one begins, if nothing is applied until then
+            self._position = self._follower.status().position
 
     def _options(self, options: Mapping[str, Any]) -> TargetOptions:
         return TargetOptions(kind="mariadb", dsn=self.target.dsn(OWN_DATABASE), **options)
