@@ -81,8 +81,14 @@ _ORDER: Final = (DroppedTable, DroppedColumn, RenamedColumn, RetypedColumn, Adde
 """The clauses of an ALTER TABLE name the columns that were there before it, and so do edits in this order."""
 
 _KEYS: Final = ("INDEX", "KEY", "FOREIGN", "CONSTRAINT", "CHECK", "UNIQUE", "FULLTEXT", "SPATIAL")
-_OPTIONS: Final = ("ENGINE", "COMMENT", "AUTO_INCREMENT", "ALGORITHM", "LOCK", "FORCE")
-"""Clauses that change neither rows nor columns."""
+_OF_CHARACTERS: Final = ("CHARACTER", "CHARSET", "COLLATE")
+_OPTIONS: Final = (
+    *("ENGINE", "COMMENT", "AUTO_INCREMENT", "ALGORITHM", "LOCK", "FORCE", "ROW_FORMAT", "DEFAULT"),
+    *_OF_CHARACTERS,
+)
+"""Clauses that change neither rows nor columns; DEFAULT stands before those of columns that are added later."""
+_ANY_CHARACTER: Final = "utf8mb4"
+"""MariaDB's character set that has all others' characters, and the beginning of its collations' names."""
 _FILLED: Final = frozenset(
     {"NOT", "DEFAULT", "AS", "GENERATED", "VIRTUAL", "STORED", "AUTO_INCREMENT", "SERIAL", "PRIMARY", "ON", "WITHOUT"}
 )
@@ -153,6 +159,11 @@ def column_size(declared: str) -> tuple[str, int, int]:
     return "", 0, 0
 
 
+def is_of_labels(source_type: str) -> bool:
+    """Whether a column's type is MariaDB's ENUM or SET."""
+    return source_type.upper().startswith(("ENUM(", "SET("))
+
+
 def literal_of(text: str, source_type: str) -> str:
     """Return a value as an `AddedColumn` has its literal, from what a database shows of it; empty where none is."""
     family, *_ = column_size(source_type)
@@ -217,8 +228,8 @@ class _Statement(TokenReader):
         return RenamedTable(table, self.qualified())
 
     def _clause(self, table: TableName) -> Iterator[Edit]:
-        match self.take("ADD", "DROP", "RENAME", "MODIFY", "CHANGE", *_OPTIONS):
-            case "ADD" | "DROP" if self.take(*_KEYS):
+        match self.take("ADD", "DROP", "RENAME", "MODIFY", "CHANGE", "ALTER", "CONVERT", *_OPTIONS):
+            case "ADD" | "DROP" | "ALTER" if self.take(*_KEYS):
                 self._rest()
             case "ADD":
                 self._column()
@@ -244,6 +255,17 @@ class _Statement(TokenReader):
                 if new != name:
                     yield RenamedColumn(table, name, new)
                 yield RetypedColumn(table, new, self._type())
+            case "ALTER":  # a default is for rows to come, which have their values with them
+                self._column()
+                self.identifier()
+                self.need("SET", "DROP")
+                self.need("DEFAULT")
+                self._rest()
+            case "CONVERT":
+                self.need("TO")
+                if self.word == "COLLATE" or not self._characters():
+                    raise UnreadError
+                self._characters()
             case "":
                 raise UnreadError
             case _:
@@ -275,6 +297,8 @@ class _Statement(TokenReader):
                 said += self.skip().text
             said += ")"
         while self.now.kind == "word":
+            if self._characters():
+                continue
             word = self.take(*_OF_A_TYPE, *_WITH_ONE_MORE)
             if not word:
                 raise UnreadError
@@ -285,6 +309,20 @@ class _Statement(TokenReader):
                 if self.skip().kind == "sign":
                     raise UnreadError
         return said
+
+    def _characters(self) -> bool:
+        """Read a character set or a collation if one comes next; return whether.
+
+        Raises UnreadError unless it has any character, so that none is lost by it.
+        """
+        word = self.take(*_OF_CHARACTERS)
+        if word == "CHARACTER":
+            self.need("SET")
+        if word:
+            name = self.skip().text.lower()
+            if not (name.startswith(f"{_ANY_CHARACTER}_") if word == "COLLATE" else name == _ANY_CHARACTER):
+                raise UnreadError
+        return bool(word)
 
     def _new_name(self, table: TableName) -> Edit:
         """Read what stands after RENAME. SQLite's may leave out the word COLUMN, MariaDB's the word TO."""

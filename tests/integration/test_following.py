@@ -56,7 +56,7 @@ from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Target
 from tranlog.testing.servers import MariaDbServer, PostgresAddress, PostgresServer
-from tranlog.types import F32, LogicalType, Value
+from tranlog.types import F32, EnumLabel, LogicalType, Value
 
 pytestmark = pytest.mark.integration
 
@@ -943,6 +943,37 @@ def test_names_of_a_mariadb_that_folds_them(
         flow.assert_equal()
 
 
+@pytest.mark.parametrize("target", ["postgres", "sqlite"])
+def test_characters_labels_and_defaults_of_a_mariadb(
+    start_mariadb: Callable[..., MariaDbServer], targets: dict[str, TargetOptions], tmp_path: Path, target: str
+) -> None:
+    server = start_mariadb()
+    server.execute("CREATE DATABASE shop CHARACTER SET latin1")
+    flow = Flow(options_for(server, source_id="shop", databases=("shop",)), targets[target], tmp_path / "log")
+    run(
+        server,
+        "shop",
+        "CREATE TABLE items (id INT PRIMARY KEY, state ENUM('new','sold') DEFAULT 'new', tags SET('a','b'), "
+        "note VARCHAR(20), n INT DEFAULT 1)",
+        "INSERT INTO items VALUES (1, 'sold', 'a,b', 'grün', 1)",
+    )
+    assert flow.carry(LoadRequest(load="1", asked_at=0)) is None
+    for number, statement in enumerate(
+        (
+            "ALTER TABLE items MODIFY state ENUM('old','new','sold') DEFAULT 'old' AFTER id",
+            "ALTER TABLE items CHANGE tags tags SET('a','b','c') NULL, ALTER n SET DEFAULT 5",
+            "ALTER TABLE items CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, DEFAULT COLLATE latin1_bin",
+            "ALTER TABLE items MODIFY note VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL",
+        ),
+        start=2,
+    ):
+        run(server, "shop", statement, f"INSERT INTO items (id, note) VALUES ({number}, 'mü')")
+        assert flow.carry() is None
+        flow.assert_equal()
+    run(server, "shop", "ALTER TABLE items CONVERT TO CHARACTER SET latin1")
+    assert isinstance(flow.carry(), DdlStopError)
+
+
 # --- the matrix --------------------------------------------------------------------------------------------
 
 
@@ -971,6 +1002,7 @@ WIDE = (ID, column("name", TEXT, "varchar(200)", length=200), N)
 STRICT = (ID, column("name", TEXT, "varchar(20)", length=20, nullable=False), N)
 SMALL, BIG = column("n", INTEGER, "smallint(6)"), column("n", INTEGER, "bigint(20)")
 AMOUNT, LONGER = [column("n", LogicalType.DECIMAL, f"decimal({size})") for size in ("10,2", "14,4")]
+TWO, THREE = [column("name", LogicalType.ENUM, f"enum('a','b'{more})") for more in ("", ",'e'")]
 SINGLE, DOUBLE = column("n", LogicalType.F32, "float"), column("n", LogicalType.F64, "double")
 RENAMED = (ID, column("label", TEXT, "varchar(20)", length=20), N)
 MADE = "CREATE TABLE {} (id INT PRIMARY KEY, name VARCHAR(20), n INT)"
@@ -986,6 +1018,17 @@ CASES: Final = (
     Case("a new column, with rows", ADDED, ADDED, MORE, (5, "e", 5, "x")),
     Case("a new column with a default, with rows", LITERAL, LITERAL, MORE, (5, "e", 5, "y")),
     Case("a longer text", "ALTER TABLE {} MODIFY name VARCHAR(200)", "", WIDE, (5, "e" * 100, 5)),
+    Case(
+        "a new label of an ENUM",
+        "ALTER TABLE {} MODIFY name ENUM('a','b','e')",
+        "",
+        (ID, THREE, N),
+        (5, EnumLabel("e"), 5),
+        before=(ID, TWO, N),
+        rows=((1, EnumLabel("a"), 1),),
+    ),
+    Case("the character set utf8mb4", "ALTER TABLE {} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", ""),
+    Case("another default", "ALTER TABLE {} ALTER COLUMN n SET DEFAULT 7", ""),
     Case("a wider integer", "ALTER TABLE {} MODIFY n BIGINT", "", (ID, NAME, BIG), (5, "e", 1 << 40)),
     Case(
         "more digits",
@@ -1103,6 +1146,12 @@ and where the server refuses it, at a PostgreSQL a column of a view: that is war
 PostgreSQL and MariaDB may write a table anew for it, and nothing else reaches it meanwhile. A SQLite's columns hold
 numbers and texts of any size; where it has the source write its values in another way (decimals, floats), a statement
 stops.
+
+With `ddl = "follow"` a statement that gives a column or a table another default, or the character set utf8mb4 (CONVERT
+TO, or with a column's type), goes on: no value changes by it. Another character set may lack characters: that stops.
+At a PostgreSQL and a SQLite a text has no length and an ENUM or SET is a text, so that nothing here tells whether the
+source cut values off where a column becomes a VARCHAR(n), an ENUM or a SET: that goes on with a warning, and stops with
+`ddl_loss = "stop"`.
 
 With `ddl = "follow"` tables and columns are renamed by a statement of a MariaDB or SQLite source. Where the new name is
 taken here, that stops. At a MariaDB target each edit of a statement commits by itself, and is run once.

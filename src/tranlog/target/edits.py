@@ -24,6 +24,7 @@ from tranlog.table_edits import (
     RenamedTable,
     RetypedColumn,
     column_size,
+    is_of_labels,
 )
 from tranlog.table_notes import WHOLE, TableNote
 from tranlog.target.binding import TargetColumn, TargetTable
@@ -121,6 +122,8 @@ class TablesHere:
             # A literal may be another one by the new type.
             return Followed(note=note.with_filled(column, note.filled.get(column.lower()) == ""))
         (family, *size), (here, *size_here) = column_size(source_type), column_size(one.declared)
+        if is_of_labels(source_type):
+            family, size = "text", [0, 0]  # whichever texts it was made of, others are no labels
         if not family or family != here:
             why = (
                 f"the column {one.name} is {one.declared} here, and what {source_type} makes of its values is not known"

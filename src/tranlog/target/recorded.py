@@ -73,9 +73,12 @@ def rule(
         if truncated := truncated_tables(sql, schema=statement.schema, folds=folds):
             return Ruling(truncated=truncated)
     if ddl == "follow" and statement.ddl and found is not None:
-        if readable and source != "postgres" and (edits := table_edits(sql, schema=statement.schema, folds=folds)):
+        edits = None
+        if readable and source != "postgres":
+            edits = table_edits(sql, schema=statement.schema, folds=folds)
+        if edits:
             return Ruling(edits=edits)
-        if keeps_rows(sql):
+        if edits is not None or keeps_rows(sql):
             return Ruling(passed_over=_BY_ROWS, emptied=found.emptied)
     what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
     why = f"it is from {source or 'a database that it does not name'}, and this target is {kind}{what}"
