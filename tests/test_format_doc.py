@@ -23,7 +23,16 @@ from tranlog import ids, payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import HISTORY_BYTES, Seqno, segment_name
-from tranlog.log.files import cleared, commit_point, directory, holds, index_table, positions, purge_notes
+from tranlog.log.files import (
+    cleared,
+    commit_point,
+    directory,
+    holds,
+    index_table,
+    positions,
+    purge_notes,
+    source_notes,
+)
 from tranlog.log.records import format as log_format
 from tranlog.log.records import spill
 from tranlog.log.rules import bucket, index
@@ -152,8 +161,8 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    files = (positions, holds, commit_point, directory, cleared, index_table, purge_notes, in_flight, rollback, restore)
-    homes = (ids, log_format, spill, *files)
+    files = (positions, holds, commit_point, directory, cleared, index_table, purge_notes, source_notes)
+    homes = (ids, log_format, spill, *files, in_flight, rollback, restore)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)

@@ -1,8 +1,9 @@
 """The capture loop over fakes of source, outbox and disk: stopped or failed at every call of each.
 
 Afterwards the log is exactly the committed transactions, in order, none twice, none missing; for a
-source with an outbox that is freed, and for one that goes on from the position which the log holds. Item 5: the same
-when a call fails instead. A failing case prints the line that replays it.
+source with an outbox that is freed, and for one that goes on from the position which the log holds; and the notes that
+a source has beside the log are never ahead of it. Item 5: the same when a call fails instead. A failing case prints the
+line that replays it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import Fragment
 from tranlog.errors import DiskFailedError, DiskFullError, LogError, PositionLostError, SourceUnavailableError
 from tranlog.ids import NO_SEQNO
+from tranlog.log.files.source_notes import read_source_notes
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.source.source import Source
 from tranlog.testing.clock import ManualClock
@@ -138,7 +140,28 @@ class BinlogSource(Numbered):
         self.point()
 
 
-SOURCES: dict[str, type[Numbered]] = {"outbox": OutboxSource, "binlog": BinlogSource}
+class SlotSource(BinlogSource):
+    """As PostgreSQL: beside the log stands what it knew of its tables; here the number of the last transaction."""
+
+    taken = noted = released = 0
+
+    def take_notes(self, notes: bytes) -> None:
+        self.taken = self.noted = int(notes)
+
+    def start(self, event_id: str | None) -> None:
+        super().start(event_id)
+        assert self.taken <= self.next, "the notes are ahead of the log"
+
+    def release(self, event_id: str) -> None:
+        super().release(event_id)
+        self.released = int(event_id.partition(":")[2])
+
+    def notes(self) -> bytes | None:
+        before, self.noted = self.noted, self.released
+        return b"%d" % self.released if before != self.released else None
+
+
+SOURCES: dict[str, type[Numbered]] = {"outbox": OutboxSource, "binlog": BinlogSource, "slot": SlotSource}
 
 
 def live(kind: str, database: Database, disk: SimDisk, met: list[type[Exception]]) -> None:
@@ -202,6 +225,8 @@ def history(kind: str, call: int, seed: int, *, number: int = 0) -> tuple[bool, 
     assert logged(disk) == database.committed, "the log is not what was committed"
     if kind == "outbox":
         assert database.freed == len(database.committed), "the outbox was not freed"
+    if kind == "slot" and database.committed:
+        assert read_source_notes(PATH, disk) == b"%d" % len(database.committed), "the notes are behind the log"
     return went, met
 
 

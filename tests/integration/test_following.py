@@ -624,6 +624,8 @@ LATER = (
     "INSERT INTO t VALUES (3, 3, 7, 'y')",
     "UPDATE t SET n = 8 WHERE id = 1",
 )
+UNTOLD = ("ALTER TABLE t ADD COLUMN c NUMERIC DEFAULT 0.5", LATER[1].replace("it''s", "it "), *LATER[2:])
+"""Other defaults are not carried."""
 
 
 def test_rows_that_were_there_get_a_mariadbs_default(
@@ -657,7 +659,7 @@ def test_a_default_that_no_statement_tells_stops_and_a_load_brings_it(
     flow = Flow(options, targets["sqlite"], tmp_path / "log")
     postgres_run(postgres_source, postgres_source_database, *FIRST)
     assert flow.carry(LoadRequest(load="1", asked_at=0)) is None
-    postgres_run(postgres_source, postgres_source_database, *LATER)
+    postgres_run(postgres_source, postgres_source_database, *UNTOLD)
     for name in "cd":
         error = flow.carry()
         assert isinstance(error, TargetTableError) and f"column {name} is missing" in str(error)
@@ -709,6 +711,42 @@ def test_while_a_postgres_is_captured_its_catalogue_says_what_older_rows_hold(ru
     running.flow.assert_equal()
     assert running.apply("ALTER TABLE t ADD COLUMN e TEXT", "UPDATE t SET e = 'new' WHERE id = 2") is None
     running.flow.assert_equal()
+
+
+def test_what_a_postgres_did_while_capture_was_away_is_seen(
+    postgres_source: PostgresServer,
+    postgres_source_database: str,
+    targets: dict[str, TargetOptions],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A column with a literal default; then a column's name and a table's that were another's; each once."""
+    options = postgres_options(postgres_source, postgres_source_database, source_id="shop", identity="set")
+    flow = Flow(options, targets["mariadb"], tmp_path / "log")
+    at_source = partial(postgres_run, postgres_source, postgres_source_database)
+    at_source(*FIRST)
+    assert flow.carry(LoadRequest(load="1", asked_at=0)) is None
+    at_source(*LATER)
+    assert flow.carry() is None
+    flow.assert_equal()
+    assert "was another one's before" not in caplog.text
+    for load, (statements, name) in enumerate(
+        (
+            (("ALTER TABLE t DROP COLUMN n", "ALTER TABLE t RENAME c TO n"), "column n of public.t"),
+            (("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, n INT, d TEXT DEFAULT '')"), "public.t"),
+        ),
+        start=2,
+    ):
+        caplog.clear()
+        at_source(*statements, f"INSERT INTO t (id, n) VALUES ({load * 10}, 1)")
+        assert flow.carry() is None
+        assert caplog.text.count(f"the name of {name} was another one's before") == 1
+        assert flow.carry(LoadRequest(load=str(load), tables=("public.t",), replace=True, asked_at=0)) is None
+        caplog.clear()
+        at_source(f"INSERT INTO t (id, n) VALUES ({load * 10 + 1}, 1)")
+        assert flow.carry() is None
+        assert "was another one's before" not in caplog.text
+        flow.assert_equal()
 
 
 @pytest.mark.parametrize(
@@ -1133,7 +1171,7 @@ the source's own kind (MariaDB, SQLite) runs the statement, unless the option is
 A PostgreSQL source sends no word of a renamed table: with `follow` its next row makes a new one under the new name,
 without the rows that were there. Rename the table at the target while the pipeline is stopped. Where capture knows the
 name as another table's (two swapped their names; one was dropped and made again), that row is a gap of the table, and a
-load follows (docs/operations.md). A capture that was started between the change and that row does not see it.
+load follows (docs/operations.md). Capture need not have run when it changed: the log's directory keeps what it knew.
 
 With `ddl = "follow"` a column takes NULL where the source's does, unless it is in the primary key, and at a MariaDB has
 a default or a comment of its own, which the statement would take away. SQLite cannot do that to a table that is there.
@@ -1162,15 +1200,13 @@ So is one with a literal as its DEFAULT, also NOT NULL: a whole number for an in
 backslash or a space at its end for a text. Rows that are here get that value, and at a PostgreSQL or MariaDB the column
 keeps no default. A column whose type changes before its first row is not known any more.
 
-A PostgreSQL source sends no statement. While capture runs it knows a new column by its first row, and asks the
-catalogue what older rows hold: NULL where no row of the table was ever written anew, or such a literal. Then it follows
-too, in a transaction before which all channels meet. A column that was added while capture did not run, or to a
-partitioned table, or to one that was written anew (VACUUM FULL, TRUNCATE) without such a literal as its default, and
-one that the load at hand has passed over, is not known: that stops, as what any other column holds in older rows does.
+A PostgreSQL source sends no statement. Capture knows a new column by its first row, and asks the catalogue what older
+rows hold: NULL where no row of the table was ever written anew, or such a literal. Then it follows
+too, in a transaction before which all channels meet. A column that was added to a partitioned table, or to one that
+was written anew (VACUUM FULL, TRUNCATE) without such a literal as its default, and one that the load at hand has passed
+over, is not known: that stops, as what any other column holds in older rows does.
 Where a name is another column's than before (a column was dropped and one of its name added, or another one renamed to
-it; two swapped their names), the next row of the table is a gap of it, and a load follows (docs/operations.md). A
-capture that was started between the change and that row does not see it: such a column takes the place of the one that
-is here, and what that one holds stays in older rows.
+it; two swapped their names), the next row of the table is a gap of it, and a load follows (docs/operations.md).
 
 What takes data away is decided by `ddl_loss`, `hold` in these tables. A dropped column stays with its values, and takes
 NULL where the kind can do that: SQLite cannot, and refuses the next row of a column that is NOT NULL. A dropped table

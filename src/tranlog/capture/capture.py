@@ -3,6 +3,7 @@
 Owns the order of the three steps on which "loses and repeats nothing" rests: the source has committed, the log is
 synced, the source forgets. Leaves reading to the source and bytes to the log. The hard idea: nothing is remembered
 here. Where to go on is the event id of the log's last transaction, so a kill between any two steps costs only work.
+What else a source wants to know then is written beside the log, after it was released.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceError
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.files.source_notes import read_source_notes, write_source_notes
 from tranlog.log.writing.log import Log
 from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.payload import Payload, count_changes, encode
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.source.source import ClaimedSource, Source
+from tranlog.source.source import ClaimedSource, NotingSource, Source
 
 logger = logging.getLogger(__name__)
 
@@ -255,11 +257,15 @@ class Capture:
         if isinstance(source, ClaimedSource):
             source.claim(history=log.history, holder=holder_of(log.path, disk=log.disk), take=self._take_source)
         event_id = log.last_event_id()
+        if event_id is not None and isinstance(source, NotingSource):
+            notes = read_source_notes(log.path, log.disk)
+            if notes is not None:
+                source.take_notes(notes)
         source.start(event_id)
         self._loading.resume()
         self._take_source = False  # another log that takes it from now on keeps it
         if event_id is not None:
-            source.release(event_id)
+            self._release(event_id)
         self.begun = True
 
     def _take(self, fragments: Iterator[Fragment], stop: threading.Event) -> None:
@@ -352,7 +358,14 @@ class Capture:
             lag_ms=max(self._clock.now_ms() - last.tstamp, 0),
         )
         self._forget_batch()
-        self._source.release(last.event_id)
+        self._release(last.event_id)
+
+    def _release(self, event_id: str) -> None:
+        """Let the source forget what is durable, and keep what it notes then."""
+        source = self._source
+        source.release(event_id)
+        if isinstance(source, NotingSource) and (notes := source.notes()) is not None:
+            write_source_notes(self._log.path, notes, self._log.disk)
 
     def _forget_batch(self) -> None:
         self._batch_last = None

@@ -62,6 +62,20 @@ class ClaimedSource(Source, Protocol):
 
 
 @runtime_checkable
+class NotingSource(Source, Protocol):
+    """A source that needs to know at its start what no server says any more; the log's directory keeps it."""
+
+    def notes(self) -> bytes | None:
+        """Return what a start after the last `release` needs to know; None: what was returned last, or nothing yet.
+
+        It may be older than that, and is never ahead of what was released.
+        """
+
+    def take_notes(self, notes: bytes) -> None:
+        """Take what `notes` returned last for this log; called before `start`."""
+
+
+@runtime_checkable
 class ServerSource(Source, Protocol):
     """A source at a server that has to prove, at each connection, that it has the log's history."""
 

@@ -20,6 +20,7 @@ from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.postgres.catalog import TELLS_SCHEMAS, PostgresCatalog, SeenTable, TableKeys
 from tranlog.source.postgres.connection import PostgresSourceOptions
 from tranlog.source.postgres.messages import RelationMessage, TypeMessage
+from tranlog.source.postgres.position import WalPosition
 from tranlog.source.postgres.rows import PostgresTableLayout
 from tranlog.source.postgres.values import PostgresType, column_of, value_encoder
 from tranlog.table_edits import literal_of
@@ -41,6 +42,14 @@ class Definition(NamedTuple):
     moved: str
 
 
+class _Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server's tables, by their OIDs, were like when they were last in what was released at an LSN."""
+
+    system: str
+    lsn: int
+    tables: dict[int, SeenTable]
+
+
 class Relations:
     """The definitions that a stream has told so far. Threads: one."""
 
@@ -53,11 +62,36 @@ class Relations:
         self._keys_known = False
         self._keyless: set[str] = set()
         self._seen: dict[int, SeenTable] | None = None
+        self._notes: _Notes | None = None
+        self._noted = False
         self._renamed_at: int | None = None
 
-    def forget(self) -> None:
-        """Forget all: a new stream tells everything again. What is added from the first one on is a new column."""
-        self._seen = self._catalog.seen() if self._seen is None else self._all_seen()
+    def take_notes(self, raw: bytes) -> None:
+        """Take what `notes` returned last for the log."""
+        try:
+            self._notes = msgspec.json.decode(raw, type=_Notes)
+        except msgspec.DecodeError as exc:
+            logger.warning("What the source knew is of another version, and is not used. why=%s", exc)
+
+    def notes(self, released: WalPosition) -> bytes | None:
+        """Return what all tables were like when they were last here; None: as it was returned or taken last."""
+        if self._noted:
+            return None
+        self._noted = True
+        return msgspec.json.encode(_Notes(system=released.system, lsn=released.lsn, tables=self._all_seen()))
+
+    def forget(self, position: WalPosition) -> None:
+        """Forget all: a new stream tells everything again, from a position on.
+
+        What has been added since the first one, or since the log's notes, is a new column.
+        """
+        notes = self._notes
+        if self._seen is not None:
+            self._seen = self._all_seen()
+        elif notes is not None and notes.system == position.system and notes.lsn <= position.lsn:
+            self._seen, self._noted = notes.tables, True
+        else:
+            self._seen = self._catalog.seen()
         self._names.clear()
         self._layouts = {}
         self._keys_known = False
@@ -138,6 +172,7 @@ class Relations:
             by_key=not full_wanted,
         )
         self._layouts = {**self._layouts, message.oid: layout}
+        self._noted = self._noted and before == _seen(layout)
         return Definition(msgspec.structs.replace(table, older=older), moved)
 
     def _moved(self, table: TableMap, before: SeenTable | None, named: dict[str, int]) -> str:

@@ -8,7 +8,7 @@ what the log holds, by the LSN after a commit; so it never stands past the log, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -155,8 +155,10 @@ class PostgresSource:
             elif (why := why_lost(self._position, history, slot)) is not None:
                 raise self._lost(why)
             assert slot is not None
-            # Until nobody reads it, a reader that was lost may still move it by what we told it.
-            slot = self._wait_for_slot() or slot
+            # Until nobody reads it, a reader that was lost may still move it by what we told it. It is most likely ours
+            # after a lost connection, until the server finds out.
+            patience_s = options.connect_timeout_s if self._retry.lost_at is None else options.reconnect_s
+            slot = _wait_for_slot(options, catalog, self._clock, patience_s, lambda: self._stopping) or slot
             stream.begin()
         except BaseException:
             stream.close()
@@ -166,7 +168,7 @@ class PostgresSource:
             stream.interrupt()
         self._proven = slot.confirmed_lsn == self._position.lsn
         self._position = msgspec.structs.replace(self._position, timeline=history.timeline)
-        self._relations.forget()
+        self._relations.forget(self._position)
         self._assembler = TransactionAssembler(
             new_store=lambda: WaitingEvents(options.memory_bytes, options.spool_directory),
             memory_bytes=options.memory_bytes,
@@ -190,27 +192,6 @@ class PostgresSource:
         if self.options.ddl_capture == "event_trigger":
             self._catalog.make_trigger()
 
-    def _wait_for_slot(self) -> SlotState | None:
-        """Wait for the reader that a lost connection or a killed capture left; return the slot without one.
-
-        Raises SourceSetupError; SourceUnavailableError where `stop` came first.
-        """
-        # After a lost connection it is most likely ours, until the server finds out.
-        options = self.options
-        patience_s = options.connect_timeout_s if self._retry.lost_at is None else options.reconnect_s
-        end = self._clock.monotonic() + patience_s
-        while (slot := self._catalog.slot()) is not None and slot.active_pid is not None:
-            if self._stopping:
-                raise SourceUnavailableError(where=self.options.where, why="the slot is in use, and capture is to stop")
-            if self._clock.monotonic() >= end:
-                who = self._catalog.reader_of_slot(slot.active_pid)
-                raise SourceSetupError(
-                    why=f"the slot {self.options.slot_name} at {self.options.where} is in use by process {who}",
-                    remedy="Stop that program, or set the option slot to a name that is this log's own",
-                )
-            self._clock.sleep(PAUSE_SLICE_S)
-        return slot
-
     def _lost(self, why: str) -> PositionLostError:
         return PositionLostError(event_id=str(self._position), why=why)
 
@@ -232,6 +213,16 @@ class PostgresSource:
         self._released = event_id
         if self._stream is not None:
             self._stream.confirm(read_event_id(event_id).lsn)
+
+    def take_notes(self, notes: bytes) -> None:
+        """Take what `notes` returned; see `NotingSource`."""
+        self._relations.take_notes(notes)
+
+    def notes(self) -> bytes | None:
+        """Return what tables were like when they were last in the log; see `NotingSource`."""
+        if self._released is None or self._pending is not None:
+            return None
+        return self._relations.notes(read_event_id(self._released))
 
     def stop(self) -> None:
         """Make a waiting `read` end soon, and later ones at once, until the next `start`.
@@ -278,7 +269,7 @@ class PostgresSource:
             renamed = self._relations.renamed
             if renamed(self._position.lsn):  # what was handed out before is released
                 self._disconnect()
-                self._relations.forget()
+                self._relations.forget(self._position)
             if self._told is None:
                 yield self._position_fragment()
             while handed < self.options.read_bytes and not (self._stopping or renamed(self._position.lsn)):
@@ -494,6 +485,31 @@ class _SlotWatch:
                 "The slot keeps much WAL at the source: it frees none that the log does not have. slot=%s bytes=%d",
                 *(self._options.slot_name, kept),
             )
+
+
+def _wait_for_slot(
+    options: PostgresSourceOptions,
+    catalog: PostgresCatalog,
+    clock: Clock,
+    patience_s: float,
+    stopping: Callable[[], bool],
+) -> SlotState | None:
+    """Wait for the reader that a lost connection or a killed capture left; return the slot without one.
+
+    Raises SourceSetupError; SourceUnavailableError where `stopping` came first.
+    """
+    end = clock.monotonic() + patience_s
+    while (slot := catalog.slot()) is not None and slot.active_pid is not None:
+        if stopping():
+            raise SourceUnavailableError(where=options.where, why="the slot is in use, and capture is to stop")
+        if clock.monotonic() >= end:
+            who = catalog.reader_of_slot(slot.active_pid)
+            raise SourceSetupError(
+                why=f"the slot {options.slot_name} at {options.where} is in use by process {who}",
+                remedy="Stop that program, or set the option slot to a name that is this log's own",
+            )
+        clock.sleep(PAUSE_SLICE_S)
+    return slot
 
 
 def _end_of(group: Assembled) -> int:
