@@ -335,6 +335,30 @@ def test_impossible_options_are_refused(options: CaptureOptions, option: str, tm
     assert caught.value.option == option
 
 
+class Sending(Scripted):
+    """A server: it has three transactions, of which the first comes late, and gets another with each read."""
+
+    reads = 0
+
+    def end(self) -> str:
+        return "3"
+
+    def has_given(self, end: str) -> bool:
+        return self.at >= int(end)
+
+    def read(self, timeout_s: float) -> Iterator[Fragment]:
+        self.reads += 1
+        if self.reads > 5:
+            self.script.append(fragment(str(len(self.script) + 1)))
+            yield from super().read(timeout_s)
+
+
+def test_what_a_server_has_by_now_is_awaited_and_no_more(tmp_path: Path) -> None:
+    source = Sending([])
+    with open_log(tmp_path, source) as log:
+        assert Capture(source, log, clock=ManualClock()).catch_up().transactions == 3
+
+
 def test_the_real_clock_serves(tmp_path: Path) -> None:
     source = Scripted([fragment("1")])
     with open_log(tmp_path, source) as log:

@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fix_mariadb_source import Replica
 from fix_postgres_source import LOGICAL, PostgresFollower, options_for, run, selected, slot_lsn
 from fix_server import make_certificate
 from fix_target import Bench
+from tranlog.capture.capture import Capture
 from tranlog.change import Op, Statement
 from tranlog.errors import (
     DdlStopError,
@@ -30,6 +32,7 @@ from tranlog.errors import (
     SourceUnavailableError,
     UnsupportedEventError,
 )
+from tranlog.log.writing.log import Log
 from tranlog.row_blocks import decoded
 from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
@@ -508,6 +511,18 @@ def test_a_quiet_database_on_a_busy_server_moves_its_slot(
     for _ in range(5):
         follower.read(0.3)
     assert len(follower.transactions) <= idle + 1  # our own heartbeat is no reason for another one
+
+
+def test_what_is_there_by_now_is_awaited_while_the_server_decodes_other_wal(
+    server: PostgresServer, database: str, follow_postgres: Follow, tmp_path: Path
+) -> None:
+    run(server, database, FULL, "CREATE TABLE u (t text)", "CREATE PUBLICATION p FOR TABLE t")
+    with closing(PostgresSource(options_for(server, database, publication="p"))) as source:
+        with Log.open(str(tmp_path / "log"), source_id=source.source_id) as log:
+            assert Capture(source, log).catch_up().transactions == 1  # the position at which the log begins
+            run(server, database, "INSERT INTO u SELECT repeat('x', 100) FROM generate_series(1, 300000)")
+            run(server, database, "INSERT INTO t VALUES (1)")
+            assert Capture(source, log).catch_up().transactions == 1
 
 
 def test_an_iteration_that_is_given_up_comes_again_whole(

@@ -28,7 +28,7 @@ from tranlog.log.writing.log import Log
 from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
 from tranlog.payload import Payload, count_changes, encode
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.source.source import ClaimedSource, NotingSource, Source
+from tranlog.source.source import ClaimedSource, NotingSource, SendingSource, Source
 
 logger = logging.getLogger(__name__)
 
@@ -182,15 +182,22 @@ class Capture:
     def catch_up(self, *, wait_s: float = 0.0) -> CaptureStatus:
         """Capture what the source has by now, and return. Raises as `run`.
 
-        `wait_s`: how long a source may take to show what it has, 0 for one that has it at hand; it has no more when
-        nothing new came for so long.
+        `wait_s`: how long to wait for what a server has not made durable yet; 0 for a source that is none. Up to where
+        a server is by now, it is awaited however long that takes.
         """
         self._begin()
-        before = -1
+        source, now = self._source, self._clock.monotonic
+        server = source if isinstance(source, SendingSource) else None
+        end = "" if server is None else server.end()
+        before, patient_until = -1, now() + wait_s
         try:
-            while before != self._status.transactions and not self._stop.is_set():
+            while not self._stop.is_set():
+                if server is None and before == self._status.transactions:
+                    break
+                if server is not None and before >= 0 and now() >= patient_until and server.has_given(end):
+                    break
                 before = self._status.transactions
-                self._take(self._source.read(wait_s), self._stop)
+                self._take(source.read(wait_s if server is None else _CHUNK_POLL_S), self._stop)
                 while self._goes_on() and not self._stop.is_set():
                     self._take(self._source.read(_CHUNK_POLL_S), self._stop)
         finally:

@@ -90,7 +90,7 @@ class SourceKind(Protocol[OptionsT]):
     cascades_come: bool = True
     """Whether rows that a foreign key's action changes at the source come as changes, too."""
     once_wait_s: float = 0.0
-    """Seconds that a capture of what is there by now waits for the source to show more."""
+    """Seconds that a capture of what is there by now waits for what a server has not made durable yet."""
 
     def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
         """Return the fields of the options that the section [shards] gives. Raises ConfigError."""

@@ -83,6 +83,17 @@ class ServerSource(Source, Protocol):
     """Set by a caller on an operator's word: the next connection takes the server for one of the log's history."""
 
 
+@runtime_checkable
+class SendingSource(Source, Protocol):
+    """A source at a server, which sends what it has when it likes: that nothing comes does not say that it has none."""
+
+    def end(self) -> str:
+        """Return up to where the server has by now what it is to send. Raises SourceError."""
+
+    def has_given(self, end: str) -> bool:
+        """Whether `read` has given, or passed over, all up to there; asked after a read that ended."""
+
+
 class TableReader(Protocol):
     """Reads a source's tables as they are now: for `tranlog verify` and `tranlog tables create`."""
 

@@ -23,7 +23,7 @@ from tranlog.source.mariadb.following import BinlogFollower
 from tranlog.source.mariadb.fragments import FragmentMaker
 from tranlog.source.mariadb.groups import EventGroup
 from tranlog.source.mariadb.lone_tables import LoneTables
-from tranlog.source.mariadb.position import BinlogPosition, StartNow, parse_start
+from tranlog.source.mariadb.position import BinlogPosition, StartNow, parse_gtids, parse_start
 from tranlog.source.mariadb.server_binlog import ServerBinlog
 from tranlog.source.mariadb.snapshot import MariadbSnapshot
 from tranlog.source.mariadb.tables import MariadbTables
@@ -214,6 +214,14 @@ class MariadbSource:
             # Events of a waiting transaction are lost: the next read fetches it anew.
             self._follower.close()
             raise
+
+    def end(self) -> str:
+        """Return the GTIDs at which the binlog ends by now. Raises SourceUnavailableError."""
+        return str(self._control.rows("SELECT @@GLOBAL.gtid_binlog_pos")[0][0])
+
+    def has_given(self, end: str) -> bool:
+        """Whether `read` has given, or passed over, everything up to these GTIDs."""
+        return self._follower.position.covers(BinlogPosition(gtids=parse_gtids(end)))
 
     # For loads.
 

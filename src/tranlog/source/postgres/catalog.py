@@ -435,8 +435,12 @@ class PostgresCatalog:
         """Return where the server's WAL ends by now."""
         return str(self._control.rows("SELECT pg_current_wal_lsn()::text")[0][0])
 
+    def durable_lsn(self) -> str:
+        """Return up to where the server's WAL is durable by now."""
+        return str(self._control.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+
     def retained_bytes(self) -> int | None:
-        """Return how much WAL the slot keeps; None where there is no slot."""
+        """Return how much WAL the slot keeps; None where there is no slot, or it is invalidated."""
         found = self._control.rows(
             "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8 FROM pg_replication_slots "
             "WHERE slot_name = $1",

@@ -25,7 +25,7 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
 
     options = PostgresSourceOptions
     default_rule = ShardRuleKind.SCHEMA
-    once_wait_s = 2.0  # a server sends when it likes
+    once_wait_s = 2.0  # it commits without a sync, too
 
     def open(self, options: PostgresSourceOptions) -> PostgresSource:
         source = PostgresSource(options)

@@ -20,9 +20,10 @@ from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGresult
 
 from tranlog.clock import Clock
-from tranlog.errors import SourceUnavailableError
+from tranlog.errors import SourceSetupError, SourceUnavailableError
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresSourceOptions, connect, translated
+from tranlog.source.postgres.position import SlotState
 from tranlog.source.reconnecting import PAUSE_SLICE_S
 
 logger = logging.getLogger(__name__)
@@ -81,8 +82,8 @@ class PatientStatement:
 
 def make_slot(
     options: PostgresSourceOptions, catalog: PostgresCatalog, clock: Clock, stopping: Callable[[], bool]
-) -> None:
-    """Make the slot that capture follows; from `load_wait_s` on a warning says which transactions it waits for.
+) -> SlotState | None:
+    """Make and return the slot to follow; from `load_wait_s` on a warning says which transactions it waits for.
 
     Raises SourceSetupError, SourceUnavailableError; the latter also where `stopping` came first.
     """
@@ -105,6 +106,17 @@ def make_slot(
     finally:
         statement.drop()
     logger.info("A replication slot was made. name=%s", options.slot_name)
+    return catalog.slot()
+
+
+def new_logs_start(options: PostgresSourceOptions, slot: SlotState | None) -> int:
+    """Return the LSN at which a new log begins at a slot. Raises SourceSetupError for one that is invalidated."""
+    if slot is None or slot.confirmed_lsn is None or slot.wal_status == "lost":
+        raise SourceSetupError(
+            why=f"the slot {options.slot_name} is invalidated: the server removed WAL that it needed",
+            remedy=f"Drop it: SELECT pg_drop_replication_slot('{options.slot_name}'); capture makes another",
+        )
+    return slot.confirmed_lsn
 
 
 def _why(found: list[str]) -> str:

@@ -28,10 +28,10 @@ from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 from tranlog.source.postgres.fragments import PostgresFragmentMaker
 from tranlog.source.postgres.messages import LogicalMessage, MessageFormatError
-from tranlog.source.postgres.position import SlotState, WalPosition, lsn_text, why_lost
+from tranlog.source.postgres.position import SlotState, WalPosition, lsn_text, parse_lsn, why_lost
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import PostgresTableLayout
-from tranlog.source.postgres.slot_making import make_slot
+from tranlog.source.postgres.slot_making import make_slot, new_logs_start
 from tranlog.source.postgres.snapshot import PostgresSnapshot, SnapshotTaking
 from tranlog.source.postgres.stream import SlotStream
 from tranlog.source.postgres.tables import PostgresTables
@@ -134,19 +134,12 @@ class PostgresSource:
         try:
             history = stream.history()
             slot = catalog.slot()
-            if self._position is None and slot is None:
-                make_slot(options, catalog, self._clock, lambda: self._stopping)
-                slot = catalog.slot()
             if self._position is None:
-                assert slot is not None
-                if slot.confirmed_lsn is None or slot.wal_status == "lost":
-                    raise SourceSetupError(
-                        why=f"the slot {options.slot_name} is invalidated: the server removed WAL that it needed",
-                        remedy=f"Drop it: SELECT pg_drop_replication_slot('{options.slot_name}'); capture "
-                        "makes another",
-                    )
+                if slot is None:
+                    slot = make_slot(options, catalog, self._clock, lambda: self._stopping)
+                lsn = new_logs_start(options, slot)
                 self._position = WalPosition(
-                    lsn=slot.confirmed_lsn, system=history.system, timeline=history.timeline, slot=options.slot_name
+                    lsn=lsn, system=history.system, timeline=history.timeline, slot=options.slot_name
                 )
             elif self._position.slot != options.slot_name:
                 raise self._lost(
@@ -310,6 +303,16 @@ class PostgresSource:
             self._disconnect()
             raise
 
+    def end(self) -> str:
+        """Return the LSN up to which the server's WAL is durable by now. Raises SourceUnavailableError."""
+        return self._catalog.durable_lsn()
+
+    def has_given(self, end: str) -> bool:
+        """Whether `read` has given everything up to an LSN; where that is not known, the server is asked."""
+        assert self._position is not None
+        lsn = parse_lsn(end)
+        return self._position.lsn >= lsn or (self._stream is not None and self._stream.has_sent(lsn))
+
     # Loads.
 
     def begins_earlier(self) -> bool:
@@ -334,10 +337,8 @@ class PostgresSource:
 
     def has_reached(self, snapshot: Snapshot) -> bool:
         """Whether `read` has given all that the snapshot has; where not, the server is asked how far it is."""
-        assert isinstance(snapshot, PostgresSnapshot) and self._position is not None
-        if self._position.lsn >= snapshot.lsn:
-            return True
-        return self._stream is not None and self._stream.has_sent(snapshot.lsn)
+        assert isinstance(snapshot, PostgresSnapshot)
+        return self.has_given(lsn_text(snapshot.lsn))
 
     def _done(self, group: Assembled) -> None:
         self._pending = None
