@@ -10,6 +10,7 @@ from dataclasses import field
 from datetime import UTC, datetime, timedelta
 
 from tranlog.ids import Gtid
+from tranlog.raising import BEGIN_ANEW
 from tranlog.raising import TranlogError as TranlogError
 
 
@@ -413,7 +414,7 @@ class RecordLimitError(LogError):
         named = self.event_id if len(self.event_id) <= 80 else self.event_id[:80] + "…"
         return (
             f"the transaction with event id {named!r} was refused: {self.why}. None of it was written; "
-            "change it at the source, or start a new log after it (`tranlog reset`)"
+            "change it at the source, or start a new log after it (`tranlog reset --forget-position`)"
         )
 
 
@@ -484,8 +485,7 @@ class PositionLostError(SourceError):
     way_on: str = ""
 
     template = (
-        "the source cannot continue after event id {event_id!r}: {why}. {way_on}Nothing was captured; "
-        "take a new copy of the target and start a new log after it (`tranlog reset --forget-position`)"
+        "the source cannot continue after event id {event_id!r}: {why}. {way_on}Nothing was captured. " + BEGIN_ANEW
     )
 
 

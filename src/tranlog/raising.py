@@ -6,7 +6,13 @@ Owns the root of the tree in `errors`. All survive pickling, since Spark carries
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, Final, dataclass_transform
+
+BEGIN_ANEW: Final = (
+    "Start anew: `tranlog reset --forget-position`, `tranlog position reset`, empty the captured tables at the target, "
+    "then start capture and apply"
+)
+"""What an error advises where a log cannot go on from where it ends; docs/operations.md, "Starting anew"."""
 
 
 def _rebuild(kind: type[TranlogError], args: tuple[Any, ...], fields: dict[str, Any]) -> TranlogError:

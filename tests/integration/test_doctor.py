@@ -235,6 +235,32 @@ def test_the_wal_level_and_the_role(start_postgres: Callable[..., PostgresServer
     assert found_slot.severity is Severity.WRONG and "max_replication_slots" in found_slot.remedy
 
 
+def test_a_slot_that_is_invalidated(start_postgres: Callable[..., PostgresServer]) -> None:
+    """Also where a new log is to begin: no start takes it, until it was dropped as it says."""
+    server = start_postgres(options={**LOGICAL, "max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB"})
+    options, kind = postgres_options(server, "postgres"), source_kind("postgres")
+    follower = PostgresFollower(options)
+    follower.source.start(None)
+    follower.read(0)
+    follower.source.close()
+    for _ in range(3):
+        server.execute("SELECT pg_switch_wal()")
+        server.execute("CREATE TABLE t AS SELECT 1; DROP TABLE t")
+        server.execute("CHECKPOINT")
+    assert kind.standing(options, follower.event_id).note.startswith("The slot's WAL is lost")
+    (slot,) = [one for one in kind.installed(options) if one.kind == "slot"]
+    assert slot.state == "nobody follows it, invalidated"
+    drop = f"SELECT pg_drop_replication_slot('{options.slot_name}')"
+    for captured in (CapturedUpTo(follower.event_id, 0), None):
+        found = look(options, "position", captured)
+        assert found.severity is Severity.WRONG and drop in found.text + found.remedy
+    server.execute(drop)
+    assert look(options, "position").severity is Severity.FINE
+    begun = PostgresFollower(options)
+    begun.source.start(None)
+    begun.source.close()
+
+
 def test_identities_of_tables(
     postgres_source: PostgresServer, postgres_source_database: str, postgres_options_here: PostgresSourceOptions
 ) -> None:

@@ -18,6 +18,7 @@ OPTIONS = PostgresSourceOptions(source_id="shop", retained_warn_bytes=1000)
         ("extended", 999, ""),
         ("reserved", 1000, "The slot fills the source's disk: capture must run and reach its log."),
         ("lost", 1000, "The slot's WAL is lost: it passed max_slot_wal_keep_size."),
+        ("lost", None, "The slot's WAL is lost: it passed max_slot_wal_keep_size."),
         ("", None, "There is no slot tranlog_shop."),
     ],
 )

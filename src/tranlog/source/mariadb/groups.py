@@ -17,6 +17,7 @@ import msgspec
 
 from tranlog.change import TableName
 from tranlog.errors import PositionLostError, UnsupportedEventError
+from tranlog.raising import BEGIN_ANEW
 from tranlog.source.mariadb.events import (
     AFTER_FLAGS,
     COMPRESSED,
@@ -36,10 +37,7 @@ from tranlog.source.mariadb.events import (
 )
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, LastTransaction
 
-START_ANEW: Final = (
-    "What is before it is in the log. To continue after it, take a new copy of the target and start a new log after it "
-    "(`tranlog reset`)"
-)
+START_ANEW: Final = f"What is before it is in the log. {BEGIN_ANEW}"
 
 
 class EventStore(Protocol):

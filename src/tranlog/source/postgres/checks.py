@@ -17,6 +17,7 @@ from tranlog.source.kinds import CapturedUpTo
 from tranlog.source.postgres.catalog import PostgresCatalog, quoted_table
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 from tranlog.source.postgres.position import why_lost
+from tranlog.source.postgres.slot_making import new_logs_start
 from tranlog.source.postgres.source import read_event_id
 from tranlog.source.postgres.stream import SlotStream
 
@@ -85,6 +86,7 @@ def _position(
             raise PositionLostError(event_id=captured.event_id, why=why)
         return f"the slot {options.slot_name} still holds what follows the log's end"
     if slot is not None:
+        new_logs_start(options, slot)
         return f"the slot {options.slot_name} waits for its first capture"
     ((free,),) = control.rows(_SLOTS)
     if free <= 0:
@@ -105,7 +107,7 @@ def _position(
 def _retention(options: PostgresSourceOptions, control: PostgresControl, catalog: PostgresCatalog) -> CheckResult:
     slot, kept = catalog.slot(), catalog.retained_bytes()
     if slot is None or kept is None:
-        return fine("retention", "no slot keeps WAL yet")
+        return fine("retention", "no slot keeps WAL")
     ((limit,),) = control.rows(_SLOT_LIMIT)
     if note := slot_note(options, slot.wal_status, kept):
         return warning("retention", note.rstrip("."), "Start `tranlog capture`, or raise max_slot_wal_keep_size")
@@ -118,12 +120,12 @@ def _retention(options: PostgresSourceOptions, control: PostgresControl, catalog
 
 
 def slot_note(options: PostgresSourceOptions, wal_status: str, kept: int | None) -> str:
-    """Return what an operator should know; `wal_status` as pg_replication_slots has it, `kept` None: no slot."""
+    """Return what an operator should know; `wal_status` as pg_replication_slots has it, `kept` None: it keeps none."""
     notes = []
-    if kept is None:
-        notes.append(f"There is no slot {options.slot_name}.")
-    elif wal_status in ("unreserved", "lost"):
+    if wal_status in ("unreserved", "lost"):
         notes.append(f"The slot's WAL is {wal_status}: it passed max_slot_wal_keep_size.")
+    elif kept is None:
+        notes.append(f"There is no slot {options.slot_name}.")
     elif kept >= options.retained_warn_bytes:
         notes.append("The slot fills the source's disk: capture must run and reach its log.")
     return " ".join(notes)

@@ -22,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
 from tranlog.option_kinds import ABOVE_0, Bounds, check_bounds, check_kinds
+from tranlog.raising import BEGIN_ANEW
 from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import FRAGMENT_BYTES
@@ -220,8 +221,8 @@ def undecodable(error: psycopg.Error, options: PostgresSourceOptions) -> SourceS
     place = "; ".join([one for one in (error.sqlstate, error.diag.context) if one])
     return SourceSetupError(
         why=f"{options.where} cannot decode a transaction: {_message(error)!r} ({place})",
-        remedy="Where the server can be made to decode it, start capture again. Else drop the slot "
-        f"{options.slot_name}, take a new copy of the target and start a new log (`tranlog reset --forget-position`)",
+        remedy="Where the server can be made to decode it, start capture again. Else drop the slot: SELECT "
+        f"pg_drop_replication_slot('{options.slot_name}'). {BEGIN_ANEW}",
     )
 
 

@@ -16,8 +16,8 @@ from tranlog.source.postgres.catalog import PUBLICATION_COMMENT, TRIGGER, TRIGGE
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 
 _SLOTS: Final = """
-SELECT slot_name, active_pid, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8 FROM pg_replication_slots
- WHERE database = current_database() AND plugin = 'pgoutput' ORDER BY slot_name"""
+SELECT slot_name, active_pid, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8, wal_status = 'lost'
+  FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput' ORDER BY slot_name"""
 _PUBLICATIONS: Final = """
 SELECT pubname, obj_description(oid, 'pg_publication') = $1 FROM pg_publication
  WHERE obj_description(oid, 'pg_publication') = $1 OR pubname = $2 ORDER BY pubname"""
@@ -36,9 +36,10 @@ def _found(control: PostgresControl, options: PostgresSourceOptions) -> list[Sou
             kind="slot",
             name=name,
             configured=name == options.slot_name,
-            state=("nobody follows it" if pid is None else f"followed by process {pid}") + f", keeps {kept or 0} bytes",
+            state=("nobody follows it" if pid is None else f"followed by process {pid}")
+            + (", invalidated" if lost else f", keeps {kept or 0} bytes"),
         )
-        for name, pid, kept in control.rows(_SLOTS)
+        for name, pid, kept, lost in control.rows(_SLOTS)
     ]
     for name, ours in control.rows(_PUBLICATIONS, (PUBLICATION_COMMENT, options.publication_name)):
         state = "made by tranlog" if ours else "given"

@@ -112,7 +112,7 @@ def why_lost(position: WalPosition, server: ServerHistory, slot: SlotState | Non
     if slot.wal_status == "lost" or confirmed is None:
         return (
             f"the slot {position.slot!r} is invalidated: the server removed WAL that it still needed "
-            "(max_slot_wal_keep_size)"
+            f"(max_slot_wal_keep_size). Drop it: SELECT pg_drop_replication_slot('{position.slot}')"
         )
     if confirmed > position.lsn:
         return f"{at}, and {shown}: the slot was dropped and made anew, or another program has read from it"
