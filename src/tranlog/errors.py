@@ -558,11 +558,12 @@ class ConflictError(TargetError):
 
 
 class TargetTableError(TargetError):
-    """A table, or a column of it, is missing at the target."""
+    """A table, or a `column` of it, is missing at the target."""
 
     table: str
     why: str
     seqno: int | None = None
+    column: str = ""
     remedy: str = "Create it, or run `tranlog tables create`; with `--from source` that makes all tables of a load"
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from fix_mariadb_source import options_for as mariadb_options
 from fix_pipeline import run_threads, take, tasks_for
 from fix_postgres_source import LOGICAL, PostgresFollower
 from fix_postgres_source import options_for as postgres_options
-from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.change import Column, Op, RowChange, Statement, TableMap
 from tranlog.clock import SystemClock
 from tranlog.errors import TargetTableError, TargetUnavailableError
 from tranlog.findings import CheckResult, Severity, compare_clocks
@@ -538,6 +538,34 @@ def test_rights_at_a_mariadb_target(
         execute("SET GLOBAL read_only = 0")
         execute(f"DROP USER {user}@'127.0.0.1'")
         execute("DROP DATABASE shop")
+
+
+def test_a_column_that_a_statement_may_still_bring(tmp_path: Path, postgres_database: str, postgres: Address) -> None:
+    """A start goes on to the statement; to add the column first would stop there. What a start refuses is wrong."""
+    number = Column(name="id", source_type="bigint", logical=LogicalType.INTEGER)
+    text = Column(name="note", source_type="text", logical=LogicalType.TEXT)
+    table = TableMap(schema="public", table="item", columns=(number, text), primary_key=(0,))
+    for statement in ("CREATE TABLE item (id bigint PRIMARY KEY)", "INSERT INTO item VALUES (1)"):
+        postgres.execute(statement, database=postgres_database)
+    target = TargetOptions(kind="postgres", dsn=postgres.dsn(postgres_database), ddl="follow")
+    options = ApplyOptions(pipeline="p", log_dir=str(tmp_path / "log"), target=target)
+    row = RowChange(table, Op.INSERT, None, (2, "x"))
+    altered = Statement(schema="public", sql="ALTER TABLE item ADD COLUMN note TEXT", ddl=True)
+
+    def found() -> Severity:
+        checks = examine_target(options, SystemClock(), [table], source_kind="sqlite")
+        (one,) = [one for one in checks if one.subject == "tables"]
+        assert "column note is missing" in one.text and "ADD COLUMN" in one.remedy
+        return one.severity
+
+    assert found() is Severity.WRONG
+    for change, severity in ((altered, Severity.WARNING), (row, Severity.WRONG)):
+        options = replace(options, log_dir=str(tmp_path / severity.name))
+        with Log.open(options.log_dir, source_id="test") as log:
+            for fragment in pack([change], source_id="test", event_id="1", tstamp=1):
+                log.append(fragment)
+            log.commit()
+        assert found() is severity
 
 
 # --- the command -------------------------------------------------------------------------------------------

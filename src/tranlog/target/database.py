@@ -350,13 +350,12 @@ class SqlRows:
                     table=table.name, why=why, seqno=seqno, remedy="Rename one of them, or drop it, by a filter"
                 )
             if name not in names:
-                raise TargetTableError(
-                    table=table.name,
-                    why=f"column {source.name} is missing",
-                    seqno=seqno,
-                    remedy=f"{self.dialect.add_column(table, index)} here, and start again; what it holds in rows that "
-                    f"are here already comes by `tranlog load --replace --tables {table.name}`",
+                remedy = (
+                    f"{self.dialect.add_column(table, index)} here, and start again; what it holds in rows that are "
+                    f"here already comes by `tranlog load --replace --tables {table.name}`"
                 )
+                why = f"column {source.name} is missing"
+                raise TargetTableError(table=table.name, why=why, seqno=seqno, column=source.name, remedy=remedy)
             yield source, self.dialect.quote(source.name), names[name]
 
     def keys(self, table: TableName) -> TargetKeys | None:

@@ -151,7 +151,7 @@ def examine_target(
         yield fine("connection", f"{target.kind} {target.where}")
         yield tried("clock", lambda: compare_clocks(clock, target.positions.now_ms))
         yield tried("rights", lambda: _rights(target))
-        position, ahead = _next_start(options, target, clock)
+        position, ahead, goes_on = _next_start(options, target, clock)
         yield position
         for name, what in waiting(read_stored(target.positions.read_loads(options.pipeline))).items():
             text, _, remedy = f"{name} {what}".rpartition(": ")
@@ -160,7 +160,7 @@ def examine_target(
             text = f"{'.'.join(table)} refers to {'.'.join(to)} without an index: what is deleted there reads all of it"
             yield warning("foreign keys", f"{text}, and a load that replaces rows deletes them all", remedy)
         if tables is not None and filters.severity is Severity.FINE:
-            yield from _tables(options, target, tables, source_kind, ahead)
+            yield from _tables(options, target, tables, source_kind, ahead, goes_on)
             if options.plan.by is ShardBy.WRITES and not options.shard_plan().in_a_row:
                 yield from _serial(options, target, tables)
         else:
@@ -181,7 +181,7 @@ def _made_anew(options: ApplyOptions, clock: Clock) -> Iterator[CheckResult]:
         there = replace(options.target, path=os.path.join(folder, "target.db"))
         with closing(open_target(there)) as target:
             target.where = options.target.path
-            position, ahead = _next_start(options, target, clock)
+            position, ahead, _ = _next_start(options, target, clock)
     yield position
     yield from [refused("tables", one) for one in ahead]
 
@@ -191,11 +191,15 @@ def _rights(target: Target) -> str:
     return "positions can be kept here"
 
 
-def _next_start(options: ApplyOptions, target: Target, clock: Clock) -> tuple[CheckResult, Sequence[TargetTableError]]:
-    """Return where the next start goes on, and which tables of its next transactions it would refuse."""
+def _next_start(
+    options: ApplyOptions, target: Target, clock: Clock
+) -> tuple[CheckResult, Sequence[TargetTableError], bool]:
+    """Return where the next start goes on, which tables of its next transactions it would refuse, and if it goes on."""
     ahead: list[TargetTableError] = []
+    goes_on = False
 
     def position() -> str:
+        nonlocal goes_on
         try:
             with open_log(options) as reader:
                 if reader.range().first_seqno == NO_SEQNO:
@@ -206,11 +210,12 @@ def _next_start(options: ApplyOptions, target: Target, clock: Clock) -> tuple[Ch
                 ahead.extend(
                     wanting(target, reader, options.filters, restart, pipeline=name, until=until, left_out=left_out)
                 )
+                goes_on = True
                 return f"the next start goes on after seqno {restart}"
         except LogMissingError:
             return "there is nothing to apply yet"
 
-    return tried("position", position), ahead
+    return tried("position", position), ahead, goes_on
 
 
 def _restart(options: ApplyOptions, target: Target, reader: ReadableLog, clock: Clock) -> Seqno:
@@ -228,8 +233,12 @@ def _tables(
     tables: Sequence[TableMap],
     source_kind: str,
     ahead: Sequence[TargetTableError],
+    goes_on: bool,
 ) -> Iterator[CheckResult]:
-    """Yield what mends each table that a change would find wanting; `ahead`: before any DDL that the log holds."""
+    """Yield what mends each table that a change would find wanting; `ahead`: before any DDL that the log holds.
+
+    `goes_on`: there is a log, whose next transactions are all that a start looks at.
+    """
     found, due = bool(ahead), {one.table: one for one in ahead}
     wanted = tables_behind(options.filters, tables, options.target.kind)
     for table in wanted:
@@ -243,6 +252,9 @@ def _tables(
             elif told is None and options.target.ddl == "stop" and source_kind in runs_ddl_of(options.target.kind):
                 text = f"{exc.table}: {exc.why}; where the log still holds its DDL, that mends it"
                 yield warning("tables", text, "Else: tranlog tables create --from source")
+            elif exc.column and options.target.ddl == "follow" and goes_on:
+                text = f"{exc.table}: {exc.why}; a statement or a row that is still to come may bring it"
+                yield warning("tables", text, f"Wait until all is applied. Else: {exc.remedy}")
             elif exc.remedy == TargetTableError.remedy:
                 statements = "; ".join(create_statements(options.target.kind, table))
                 yield wrong("tables", f"{exc.table}: {exc.why}", statements)

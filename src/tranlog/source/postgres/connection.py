@@ -240,7 +240,7 @@ def _login_remedy(text: str) -> str:
         return "Run at the source: ALTER ROLE <user> REPLICATION; and see that pg_hba.conf lets it in"
     if "certificate" in text or "SSL" in text:
         return "Check sslmode, sslrootcert and the host's name in the option dsn, and the server's certificate"
-    return "Check the option dsn, the password, and the server's pg_hba.conf"
+    return "Check the option dsn, the password, whether it has expired (VALID UNTIL), and the server's pg_hba.conf"
 
 
 def _remedy(code: str, text: str, slot: str) -> str:
