@@ -147,6 +147,49 @@ def test_offline_while_the_target_is_away_leaves_the_process(tmp_path: Path, opt
     assert isinstance(operated.error, TargetUnavailableError), "told to end, it does"
 
 
+def test_online_while_the_target_refuses_leaves_the_process(tmp_path: Path, options: ApplyOptions) -> None:
+    """An order that its operator gave is answered by the state; what was online ends the process as ever."""
+    going = threading.Event()
+
+    def run_refused(
+        options: ApplyOptions, *, stop: threading.Event, report: Callable[[ApplyStatus], None], **others: Any
+    ) -> ApplyResult:
+        if going.is_set():
+            report(status_of())
+        raise TargetUnavailableError(where="there", why="the connection is refused")
+
+    operation = Operation(options, run_pipeline=run_refused, stop_engine=lambda: None)
+    with running(operation, online=False) as operated:
+        for _ in range(2):
+            operated.come_to(State.OFFLINE_NORMAL)
+            operation.online(OnlineOrder())
+            operated.come_to(State.OFFLINE_ERROR)
+            pending = operation.state().pending
+            assert pending is not None and "the connection is refused" in pending.message
+            operation.offline()
+        going.set()
+        operation.online(OnlineOrder())
+        operated.join()
+        assert isinstance(operated.error, TargetUnavailableError), "it was online"
+
+
+def status_of(*troubles: Trouble) -> ApplyStatus:
+    """What a run reports that is online."""
+    return ApplyStatus(
+        pipeline="p",
+        holder="me",
+        phase="running",
+        channels=(),
+        restart_seqno=Seqno(7),
+        committed_seqno=Seqno(9),
+        lag=Lag(seqnos=2, ms=0),
+        transactions_per_s=0.0,
+        changes_per_s=0.0,
+        total=Counters(),
+        troubles=troubles,
+    )
+
+
 def test_the_troubles_of_a_run_end_with_it(tmp_path: Path, options: ApplyOptions) -> None:
     """Online again, the state named them until the first report, with the target back since."""
     runs: list[threading.Event] = []
@@ -154,19 +197,7 @@ def test_the_troubles_of_a_run_end_with_it(tmp_path: Path, options: ApplyOptions
     def run_in_trouble(
         options: ApplyOptions, *, stop: threading.Event, report: Callable[[ApplyStatus], None], **others: Any
     ) -> ApplyResult:
-        status = ApplyStatus(
-            pipeline="p",
-            holder="me",
-            phase="running",
-            channels=(),
-            restart_seqno=Seqno(7),
-            committed_seqno=Seqno(9),
-            lag=Lag(seqnos=2, ms=0),
-            transactions_per_s=0.0,
-            changes_per_s=0.0,
-            total=Counters(),
-            troubles=(Trouble(channel=0, reason="no room", since_ms=0),),
-        )
+        status = status_of(Trouble(channel=0, reason="no room", since_ms=0))
         if not runs:
             report(status)
         runs.append(stop)

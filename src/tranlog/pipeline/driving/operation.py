@@ -139,15 +139,16 @@ class Operation:
 
         `online`: go online at once; else wait for an order. Returns the last run's result, None if none ended well.
         Raises the run's error, unless the options say that an error only takes the pipeline offline, or its operator
-        was taking it offline.
+        was taking it offline, or had asked for it to go online and it has not been.
         """
         result: ApplyResult | None = None
+        own = OnlineOrder()
         threading.Thread(target=self._hasten, name="hasten", daemon=True).start()
         try:
             self._happens(Happening.READY)
             if online:
                 self._happens(Happening.ASKED_ONLINE)
-                self._order = OnlineOrder()
+                self._order = own
             while True:
                 order = self._next_order()
                 if order is None:
@@ -157,9 +158,11 @@ class Operation:
                 except TranlogError as exc:
                     if self._ended.is_set() and isinstance(exc, EngineError):
                         return result  # Spark did not end in time, and was ended
-                    asked = self._state is State.GOING_OFFLINE and not self._ended.is_set()
+                    asked = self._state is State.GOING_OFFLINE or (
+                        self._state is State.GOING_ONLINE and order is not own
+                    )
                     self._fail(exc)
-                    if self._on_error is OnError.END and not asked:
+                    if self._on_error is OnError.END and (self._ended.is_set() or not asked):
                         raise
                     logger.error("the pipeline is offline pipeline=%s why=%s", self._options.pipeline, exc)
                     continue
@@ -168,8 +171,8 @@ class Operation:
                     self._happens(Happening.ENDED)
                     self._end_replanning()
                 # At a limit that its operator has set, or told to rest, it stays for the next order.
-                own = order.limit is None and not asked and self._on_error is OnError.END
-                if self._ended.is_set() or own:
+                rest = order.limit is not None or asked or self._on_error is OnError.OFFLINE
+                if self._ended.is_set() or not rest:
                     return result
         finally:
             self._stop_engine()
