@@ -34,8 +34,8 @@ _TRANSIENT: Final = (
 )
 _UNAVAILABLE: Final = (
     *(1044, 1045, 1142, 1143, 1227, 1370),  # rights
-    *(1021, 1026, 1030, 1114),  # the disk
-    *(1037, 1038, 1041),  # memory
+    *(1, 3, 20, 1004, 1021, 1026, 1030, 1114, 1878),  # the disk; those below 1000 are of its file library
+    *(5, 1037, 1038, 1041),  # memory
     *(1290, 1792, 1836),  # the server, or the transaction, is read-only or set so that it does not run this
     *(1662, 1665),  # the binlog cannot hold the change
     *(1203, 1226),  # the user's limits: connections, statements in an hour
