@@ -25,12 +25,14 @@ class TableNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns, and the literal that they are in these rows, as `table_edits.AddedColumn` has it.
 
     `dropped`, `retyped`: columns, or the table, that stay here as they were; with the seqno of the statement.
+    `here`: rows came into the table, so that it is not to be made anew where it is missing.
     """
 
     filled_by_null: tuple[str, ...] = ()
     filled_by: dict[str, str] = msgspec.field(default_factory=dict)
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
     retyped: dict[str, int] = msgspec.field(default_factory=dict)
+    here: bool = False
 
     def renamed(self, column: str, to: str) -> TableNote:
         """Return the note when a column has another name."""
@@ -43,6 +45,7 @@ class TableNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             filled_by={name(one): literal for one, literal in self.filled_by.items()},
             dropped={name(one): seqno for one, seqno in self.dropped.items()},
             retyped={name(one): seqno for one, seqno in self.retyped.items()},
+            here=self.here,
         )
 
     def with_filled(self, column: str, by_null: bool, literal: str = "") -> TableNote:

@@ -37,6 +37,7 @@ from fix_target import (
     delete,
     insert,
     session_of,
+    unit_of,
 )
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, ask, give_order, read_requests
@@ -54,7 +55,7 @@ from tranlog.source.sqlite import SqliteSourceOptions
 from tranlog.table_notes import held_here, notes_of
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Target
+from tranlog.target.target import LoadUnit, Target
 from tranlog.testing.servers import MariaDbServer, PostgresAddress, PostgresServer
 from tranlog.types import F32, EnumLabel, LogicalType, Value
 
@@ -122,6 +123,31 @@ def test_a_table_is_made_by_its_first_change(following: Bench) -> None:
     assert following.rows(ITEMS) == content([(1, "a", 1), (3, "c", None)])
     assert following.rows(other) == content([(2, "b", 2)])
     assert not columns_of(following.target, replace_name(ITEMS, "third"))
+
+
+def test_a_table_that_somebody_dropped_is_not_made_anew(following: Bench) -> None:
+    """Its next row would begin it without the others, and nobody be told. What the source renamed may begin anew."""
+
+    def drop() -> None:
+        assert isinstance(following.target.rows, SqlRows)
+        following.session.run_script(f"DROP TABLE {following.target.rows.dialect.table_name(ITEMS)}")
+        following.target.rows.discard()
+
+    following.apply([insert(ITEMS, (1, "a", 1))])
+    drop()
+    with pytest.raises(TargetTableError, match=r"\(seqno 1\): it had rows of the source, and there is no such table"):
+        following.apply([insert(ITEMS, (2, "b", 2))])
+    following.target.rows.create_table(ITEMS)
+    following.apply([insert(ITEMS, (2, "b", 2))])
+    following.apply([said("ALTER TABLE items RENAME TO sold")], metadata=of_another_kind(following))
+    following.apply([insert(ITEMS, (3, "c", 3))])
+    assert following.rows(ITEMS) == content([(3, "c", 3)])
+    drop()
+    begun = msgspec.structs.replace(unit_of(following.applied + 1, ()), load=LoadUnit(states=(), begun=(ITEMS,)))
+    following.target.apply([begun], following.advance(1))
+    following.applied = Seqno(following.applied + 1)
+    following.apply([insert(ITEMS, (4, "d", 4))])
+    assert following.rows(ITEMS) == content([(4, "d", 4)])
 
 
 def test_a_kill_after_a_table_was_made_leaves_it_empty(following: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,13 +21,14 @@ from fix_folder import open_target
 from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, counters, read_back, run_threads, take, tasks_for
 from tranlog.change import Change, Op, Options, RowChange, TableMap
 from tranlog.clock import SystemClock
+from tranlog.errors import TargetTableError
 from tranlog.findings import Severity
 from tranlog.gaps import GAP, TableGap, gap_of
 from tranlog.ids import Seqno
 from tranlog.loads import KeyRange, LoadBegin, LoadChunk, LoadEnd, LoadMark, LoadStep, joined, key_text
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.task import TaskEnd, TaskResult
-from tranlog.pipeline.filters.filters import Exclude, Filter
+from tranlog.pipeline.filters.filters import Exclude, Filter, Rename
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules import loading
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
@@ -231,6 +232,21 @@ def test_a_table_that_filters_leave_out_waits_for_nothing(tmp_path: Path) -> Non
     filters: tuple[Filter, ...] = (Exclude(tables=(left_out.name,)),)
     assert [one.error for one in apply(target, tmp_path, PLANS[1], story.last, filters=filters)] == [None, None]
     assert list(waiting(target)) == [kept.name]
+
+
+def test_a_table_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """With `ddl = "follow"` a later change made it, without the rows that were here; by its name after the filters."""
+    story = write_story(tmp_path)
+    lost = story.tables[0]
+    target = SqliteTarget(tmp_path / "target.db", ())
+    target.options = replace(target.options, ddl="follow")
+    filters: tuple[Filter, ...] = (Rename(table=lost.name, to=f"{lost.schema}.here"),)
+    assert [one.error for one in apply(target, tmp_path, PLANS[0], story.last - 20, filters=filters)] == [None]
+    connection = target.connect()
+    connection.execute(f'DROP TABLE "{lost.schema}.here"')
+    connection.close()
+    (result,) = apply(target, tmp_path, PLANS[0], story.last, filters=filters)
+    assert isinstance(result.error, TargetTableError) and "it had rows of the source" in result.error.why
 
 
 @pytest.mark.long

@@ -90,12 +90,16 @@ class SqlRows:
     """Whose rows are written; empty until some are."""
     followed: set[Behind] = field(default_factory=set)
     """What was run for the target transaction at hand, so that nothing is run for it twice."""
+    beginning: set[TableName] = field(default_factory=set)
+    """The tables whose load begins with the target transaction at hand, and makes them."""
 
     def __post_init__(self) -> None:
         self.once = Once(self.session, self.dialect)
 
     def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         self.pipeline = advance.pipeline
+        if self.beginning and self.options.ddl == "follow":
+            self.store_notes(dict.fromkeys(self.beginning, TableNote()), self.notes())
         writing = _Writing(self, units, advance)
         if refused is None:
             writing.send_in_batches()
@@ -103,6 +107,7 @@ class SqlRows:
             logger.info("a batch was refused, sending change by change target=%s why=%s", self.where, refused)
             writing.send_one_by_one()
         self.followed.clear()
+        self.beginning.clear()
         return writing.done()
 
     def discard(self) -> None:
@@ -145,7 +150,7 @@ class SqlRows:
         tables = [TableMap(schema=schema, table=name, columns=()) for schema, name in (named() if engines else ())]
         wrong = {table: engines[self._one_name(table)] for table in tables if self._one_name(table) in engines}
         if wrong:
-            raise self._without_transactions(wrong, None)
+            raise _without_transactions(self.dialect, wrong, None)
 
     def check_table(self, table: TableMap) -> None:
         self.claim_name(table, None)
@@ -176,34 +181,26 @@ class SqlRows:
             what = "it lacks columns, and this user may not alter it" if is_here else "this user may not make it"
             raise TargetTableError(table=table.name, why=what, remedy=f"Run at the target: {mends}")
 
-    def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
-        """Return the refusal of tables whose rows would double, by their engines."""
-        altered = [f"ALTER TABLE {self.dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
-        return TargetTableError(
-            table=", ".join([table.name for table in engines]),
-            why=f"its engine is {' or '.join(sorted(set(engines.values())))}, which has no transactions, so that rows "
-            "would be there twice when a target transaction is tried again",
-            seqno=seqno,
-            remedy=f'{"; ".join(altered)} here, and start again; with engine = "innodb" DDL makes no others',
-        )
-
     def bind(self, table: TableMap, seqno: Seqno | None) -> Binding:
         binding = self.bindings.get(table)
         if binding is None:
             self.claim_name(table, seqno)
             if self.options.ddl == "follow":
-                self._follow(table)
+                self._follow(table, seqno)
                 self._check_held(table, seqno)
             target, columns = self._columns(table, seqno)
             name = self.dialect.table_name(table)
             binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
         return binding
 
-    def _follow(self, table: TableMap) -> None:
+    def _follow(self, table: TableMap, seqno: Seqno | None) -> None:
         """Have a table made, or altered, for a change of it. Raises BehindError, once for each difference."""
         lacks = self._behind(table)
         if lacks == Behind() or lacks in self.followed:
             return
+        note = self.notes().get((table.schema, table.table), TableNote())
+        if note.here and WHOLE not in note.dropped and self.table_here((table.schema, table.table)) is None:
+            raise _gone(table, seqno)
 
         def follow() -> None:
             self.followed.add(lacks)
@@ -228,18 +225,20 @@ class SqlRows:
         raise BehindError(follow)
 
     def _check_held(self, table: TableMap, seqno: Seqno | None) -> None:
-        """Refuse rows of a new table where the one that the source dropped stands with its rows."""
+        """Refuse rows of a new table where the one that the source dropped stands with its rows; note their coming."""
         name = (table.schema, table.table)
         notes = self.notes()
         note = notes.get(name, TableNote())
         if WHOLE not in note.dropped:
+            if not note.here:
+                self.store_notes({name: msgspec.structs.replace(note, here=True)}, notes)
             return
         if self.has_rows(table):
             here = self.dialect.table_name(table)
             why = f"the source dropped it at seqno {note.dropped[WHOLE]}, it stayed here, and rows of a new one come"
             remedy = f"DROP TABLE {here} here, or rename it, and start again"
             raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
-        self.store_notes({name: TableNote()}, notes)
+        self.store_notes({name: TableNote(here=True)}, notes)
 
     def _behind(self, table: TableMap) -> Behind:
         """Return what makes a table, or what it lacks; nothing where that is not it."""
@@ -322,7 +321,7 @@ class SqlRows:
             remedy = f"ALTER TABLE {self.dialect.table_name(table)} SET LOGGED here, or that partition; start again"
             raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
         if target.engine:
-            raise self._without_transactions({table: target.engine}, seqno)
+            raise _without_transactions(self.dialect, {table: target.engine}, seqno)
         columns = []
         for index, (source, name, column) in enumerate(self._pairs(table, target, seqno)):
             if column.generated:
@@ -383,6 +382,7 @@ class SqlRows:
         try:
             self.session.table(table)
         except MissingTableError:
+            self.beginning.add((table.schema, table.table))
             return
         again = f"tranlog load --replace --tables {table.name}"
         if not self.has_rows(table):
@@ -723,7 +723,7 @@ class _Writing:
             if table is None or WHOLE in notes.get(name, TableNote()).dropped:
                 continue  # its next row makes it; or it is the one that the source dropped before
             if table.engine:
-                raise rows._without_transactions({named(*name): table.engine}, unit.seqno)
+                raise _without_transactions(rows.dialect, {named(*name): table.engine}, unit.seqno)
             keys = rows.keys(name) if references else None
             here[name if keys is None else keys.name] = None
         if not here:
@@ -807,6 +807,25 @@ def _table(session: Session, table: TableMap, seqno: Seqno | None = None) -> Tar
     except TakenNameError as exc:
         remedy = "Drop what has it here, or give it another name, and start again"
         raise TargetTableError(table=table.name, why=str(exc), seqno=seqno, remedy=remedy) from exc
+
+
+def _without_transactions(dialect: Dialect, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
+    """Return the refusal of tables whose rows would double, by their engines."""
+    altered = [f"ALTER TABLE {dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
+    return TargetTableError(
+        table=", ".join([table.name for table in engines]),
+        why=f"its engine is {' or '.join(sorted(set(engines.values())))}, which has no transactions, so that rows "
+        "would be there twice when a target transaction is tried again",
+        seqno=seqno,
+        remedy=f'{"; ".join(altered)} here, and start again; with engine = "innodb" DDL makes no others',
+    )
+
+
+def _gone(table: TableMap, seqno: Seqno | None) -> TargetTableError:
+    """Return the refusal to make a table anew, which would lack the rows that it had."""
+    why = "it had rows of the source, and there is no such table here any more"
+    remedy = "Restore it with its rows, and start again; or, if it may be without them: `tranlog tables create`"
+    return TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy)
 
 
 def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:

@@ -31,7 +31,6 @@ from tranlog.target.binding import TargetColumn, TargetTable
 from tranlog.target.dialect import Dialect
 from tranlog.types import LogicalType
 
-_NO_NOTE: Final = TableNote()
 _DIGITS_OF_INTEGERS: Final = {2: 5, 4: 10, 8: 19, 9: 20}
 """By the size of an integer: digits of the largest."""
 
@@ -62,7 +61,7 @@ class TablesHere:
         """Return what an edit comes to; `note` is what is kept of its table so far. Raises UnfollowedError."""
         table = self.table(edit.table)
         if table is None:
-            return Followed(note=_NO_NOTE)
+            return Followed(note=TableNote(here=note.here and not isinstance(edit, DroppedTable)))
         name = self.dialect.table_name(named(*edit.table))
         match edit:
             case RenamedTable(to=to) if to == edit.table:
