@@ -232,7 +232,9 @@ def test_ranges_cover_the_log_once(tmp_path: Path) -> None:
         assert [seqno for start, end in found for seqno in range(start, end + 1)] == list(range(low, high + 1))
     assert len(ranges(tmp_path / "log")) > 3
     assert ranges(tmp_path / "log", partitions=3, endSeqno=1) == [(0, 0), (1, 1)]
-    assert ranges(tmp_path / "log", startSeqno=last + 1) == [(0, -1)]
+    assert ranges(tmp_path / "log", startSeqno=last + 1) == [(0, -1)], "nothing has come since"
+    with pytest.raises(ConfigError, match=f"startSeqno = {last + 2}: the log ends at seqno {last}"):
+        ranges(tmp_path / "log", startSeqno=last + 2)
 
 
 def test_a_start_that_is_purged_is_refused_however_it_is_named(tmp_path: Path) -> None:

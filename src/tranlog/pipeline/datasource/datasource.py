@@ -91,10 +91,16 @@ class ThlReader(DataSourceReader):
         with options.open() as reader:
             found = reader.range()
             low, high = options.start.first(reader, "start"), options.end.last(reader, "end")
-            last = last_of(found, options)
             low = found.first_seqno if low is None else low
             if low < found.first_seqno:
                 raise PurgedError(seqno=Seqno(low), first=found.first_seqno)
+            if low > found.last_seqno + 1:
+                options.catch_up(reader, Seqno(low - 1))
+                found = reader.range()
+                if low > found.last_seqno + 1:
+                    why = f"the log ends at seqno {found.last_seqno}, so this is another log's, or of a log before it"
+                    raise ConfigError(option="startSeqno", value=low, why=why)
+            last = last_of(found, options)
             high = last if high is None else min(high, last)
             return list(cut(reader, low, high, options.partitions)) or [SeqnoRange(0, -1)]
 
