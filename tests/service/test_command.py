@@ -112,6 +112,15 @@ def test_an_error_is_one_line(app: typer.Typer, capsys: pytest.CaptureFixture[st
     assert told.err == f"thl: {DiskFullError(path='log')}\n"
 
 
+def test_an_interrupt_is_one_line(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    @app.command()
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    assert run_app(app, ["waits"], prog="tranlog", hoisted=LOCATING) == 130
+    assert capsys.readouterr().err == "tranlog: interrupted\n"
+
+
 def test_an_error_as_json(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, "list -seqno 1 --json") == 4
     told = json.loads(capsys.readouterr().err)["error"]

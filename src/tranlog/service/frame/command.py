@@ -144,6 +144,8 @@ def run_app(
         reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter must not end a listing
     try:
         outcome = typer.main.get_command(app).main(args=words, prog_name=prog, standalone_mode=False)
+        if outcome == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt  # which typer takes for an exit
     except (Exception, KeyboardInterrupt) as exc:
         code = exit_code_of(exc)
         if code is ExitCode.READER_GONE:
