@@ -196,6 +196,22 @@ def test_an_answer_that_was_lost_is_settled(tmp_path: Path) -> None:
     assert events(tmp_path / "a") == ["done"]
 
 
+@pytest.mark.long
+def test_the_no_op_of_a_reign_is_no_commit_though_it_repeats_the_event_id_before_it(tmp_path: Path) -> None:
+    """A program that gives an event id again would take its second commit for written, though it never was."""
+    with live_group(tmp_path, "a") as group:
+        with group.client() as client:
+            first = client.commit(words("x"), w=1, wtimeout=LONG_S, event_id="again")
+            assert isinstance(first, Satisfied)
+        group.stop("a")
+        group.start("a")
+        group.await_primary()
+        with group.client() as client:
+            told = client.find("again", after=first.gtid, timeout=LONG_S)
+            assert isinstance(told, EventNotFound) and told.certain
+            assert client.find("again", timeout=LONG_S) == EventFound(first.gtid)
+
+
 class HeldFile(OsFile):
     """A file whose sync waits while its disk is held."""
 

@@ -60,7 +60,7 @@ async def find(packet: Find, wire: Wire, thread: CoreThread, walking: Executor) 
     kind = NOT_THERE if wanted.is_last else MORE
     gtid, text = NO_GTID, ""
     try:
-        found = await loop.run_in_executor(walking, walk, thread.log.log, wanted, packet.event_id)
+        found = await loop.run_in_executor(walking, walk, thread.log.log, wanted, packet.event_id, False)
         kind, gtid = (kind, NO_GTID) if found is None else (FOUND, found)
     except (AbandonedError, LogClosedError, PurgedError, SegmentGoneError):
         kind = concern.FAILED_OVER  # the log has changed meanwhile: the question is asked again
@@ -86,11 +86,15 @@ async def find_for_reader(event_id: str, thread: CoreThread, walking: Executor) 
     return await loop.run_in_executor(walking, walk, thread.log.log, wanted, event_id), wanted
 
 
-def walk(log: MemberLog, part: LogPart, event_id: str) -> Gtid | None:
-    """Return the first transaction of a part of the log that has an event id. Raises as `Cursor.next_header`."""
+def walk(log: MemberLog, part: LogPart, event_id: str, noops: bool = True) -> Gtid | None:
+    """Return the first transaction of a part of the log that has an event id.
+
+    A no-op repeats the event id before it: a reader may go on after it, but it is nobody's commit. Raises as
+    `Cursor.next_header`, and PayloadError.
+    """
     with log.cursor() as cursor:
         cursor.seek(Seqno(part.first))
         while cursor.next_seqno <= part.upto and (header := cursor.next_header()) is not None:
-            if header.event_id == event_id:
+            if header.event_id == event_id and (noops or not cursor.current().is_noop()):
                 return header.gtid
     return None
