@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
+from fix_tube import Tube
 from tranlog.disk import OS_DISK
 from tranlog.errors import ConfigError, HandshakeError, LogUnreadableError, NoNodeError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
@@ -23,10 +25,10 @@ from tranlog.log.reading.reader import LogReader
 from tranlog.replication.acting.client import Satisfied
 from tranlog.replication.acting.links import Greeting, enter, greet
 from tranlog.replication.acting.node import group_dir, lock_node
-from tranlog.replication.acting.remote_log import RemoteLog, open_remote
+from tranlog.replication.acting.remote_log import ANSWER_S, RemoteLog, open_remote
 from tranlog.replication.acting.state import StateFile
 from tranlog.replication.rules.config import MAJORITY, ConfigId, GroupConfig, Member, NodeId
-from tranlog.replication.rules.packets import NO_GTID, REPLICA, Join, Welcome
+from tranlog.replication.rules.packets import FIRST_WITHIN_S, NO_GTID, REPLICA, Join, Welcome
 from tranlog.replication.rules.stored import Stored
 from tranlog.service.thl.thl import main as thl
 
@@ -139,6 +141,41 @@ def test_a_node_that_ends_is_one_error_and_another_is_read(tmp_path: Path) -> No
                 log.range()
             with remote(group, consistency=f"at least {last}") as other:
                 assert other.node != log.node and other.range().last_seqno >= last.seqno
+
+
+@pytest.mark.long
+def test_a_node_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    """docs/replication.md, "Reading a node's log": frozen, or gone without a word. A disk that hangs has longer."""
+    with live_group(tmp_path, "a") as group:
+        commit(group, "x")
+        tube = Tube(group.options["a"].listen)
+        group.run(tube.open())
+        try:
+            with open_remote(f"thl://{tube.address}", via={"a": tube.address}) as log, log.cursor() as cursor:
+                cursor.seek(Seqno(log.range().last_seqno + 1))
+                tube.silent = True
+                begun = time.monotonic()
+                with pytest.raises(LogUnreadableError, match=r"ended\. Open the log again"):
+                    cursor.next(1.0)
+                assert time.monotonic() - begun < ANSWER_S / 2 and log.lost
+        finally:
+            group.run(tube.close())
+
+
+@pytest.mark.long
+def test_a_silent_node_is_tried_once_in_a_round(tmp_path: Path) -> None:
+    """It stands first in the URL, and is one of the members, too; each try takes five seconds."""
+    with live_group(tmp_path, "ab") as group:
+        commit(group, "x")
+        tube = Tube(group.options["a"].listen)
+        group.run(tube.open())
+        try:
+            tube.silent = True
+            begun = time.monotonic()
+            with open_remote(f"thl://{tube.address},{group.options['b'].listen}", via={"a": tube.address}) as log:
+                assert log.node == "b" and time.monotonic() - begun < 1.6 * FIRST_WITHIN_S
+        finally:
+            group.run(tube.close())
 
 
 @pytest.mark.long

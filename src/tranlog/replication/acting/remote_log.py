@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from tranlog.inotify import FileWatch
 
 ANSWER_S: Final = 30.0
-"""A node that gives no answer for so long is not waited for."""
+"""A node that gives no answer for so long is not waited for, though it is still there: its disk hangs."""
 CONSISTENT_S: Final = 10.0
 
 
@@ -389,10 +389,11 @@ class _Choice:
         until = max(began + find_s, alone)
         while True:
             troubles: list[str] = []
+            gone: set[str] = set()
             is_alone = loop.time() < alone
             wished = self._preference.alone if is_alone else self._preference
             for address in self._addresses:
-                found = await self._through(address, wished, troubles)
+                found = None if address in gone else await self._through(address, wished, troubles, gone)
                 if found is not None:
                     return found
             left = (alone if is_alone else until) - loop.time()
@@ -402,17 +403,24 @@ class _Choice:
                 raise NoNodeError(where=self._url, why=why)
             await asyncio.sleep(max(min(next(waits), left), 0.0))
 
-    async def _through(self, address: str, wished: Preference, troubles: list[str]) -> tuple[Connection, str] | None:
-        """Ask the node at an address who is in the group, and look at each of them."""
+    async def _through(
+        self, address: str, wished: Preference, troubles: list[str], gone: set[str]
+    ) -> tuple[Connection, str] | None:
+        """Ask the node at an address who is in the group, and look at each of them.
+
+        `gone`: the addresses that gave no answer in this round. One that is frozen costs seconds, and is tried once.
+        """
         try:
             asked = await self._reach(address)
             told = await asked.who()
             await asked.close()
         except (OSError, HandshakeError) as exc:
             troubles.append(f"{address}: {exc}")
+            gone.add(address)
             return None
         members = () if told is None else told.config.members
-        met = await asyncio.gather(*(self._meet(self._via.get(one.name, one.address), troubles) for one in members))
+        addresses = [self._via.get(one.name, one.address) for one in members]
+        met = await asyncio.gather(*(self._meet(one, troubles, gone) for one in addresses))
         reached: dict[NodeId, tuple[Connection, str]] = {}
         readable, states = [], []
         for member, found in zip(members, met, strict=True):
@@ -429,8 +437,10 @@ class _Choice:
             troubles.append(f"no node fits: {', '.join(states)}" if states else f"{address} is in no group")
         return chosen
 
-    async def _meet(self, address: str, troubles: list[str]) -> tuple[Connection, int, int] | None:
+    async def _meet(self, address: str, troubles: list[str], gone: set[str]) -> tuple[Connection, int, int] | None:
         """Return a connection to a node, its state, and how far away it is in ms."""
+        if address in gone:
+            return None
         try:
             connection = await self._reach(address)
             before = asyncio.get_running_loop().time()
@@ -439,6 +449,7 @@ class _Choice:
             return connection, (await connection.hello).state, round(far * 1000)
         except (OSError, HandshakeError, ConfigError) as exc:
             troubles.append(f"{address}: {exc}")
+            gone.add(address)
             return None
 
     async def hold_against(self, connection: Connection, last: Gtid | None, event: str) -> tuple[Connection, Gtid]:
@@ -458,4 +469,6 @@ class _Choice:
 
     async def _reach(self, address: str, last: Gtid | None = None, event: str = "") -> Connection:
         own, tls = self._own, self._tls
-        return await reach(address, name=self._name, own=own, purpose="read", tls=tls, last=last, from_event=event)
+        found = await reach(address, name=self._name, own=own, purpose="read", tls=tls, last=last, from_event=event)
+        found.watch(tls)
+        return found
