@@ -19,6 +19,7 @@ from fix_tube import Tube
 from tranlog.clock import SystemClock
 from tranlog.log.files.holds import read_holds
 from tranlog.replication.acting.client import Answer, Satisfied
+from tranlog.replication.acting.orders import NodeStatus
 from tranlog.replication.rules.config import MAJORITY
 from tranlog.replication.rules.packets import PRIMARY, STATE_NAMES
 from tranlog.testing.servers import free_port
@@ -100,6 +101,11 @@ def test_a_line_that_is_silent_is_ended_and_made_again(tmp_path: Path) -> None:
     assert events(tmp_path / "a") == events(tmp_path / "b") == ["one", "two"]
 
 
+def status(group: LiveGroup, name: str) -> NodeStatus:
+    """Return what a node says of itself and the others."""
+    return group.run(group.nodes[name].orders.status())
+
+
 @pytest.mark.long
 def test_a_node_moves_to_another_address(tmp_path: Path) -> None:
     """Its log, its name and its vote stay; whoever follows finds it there, also after a start."""
@@ -109,7 +115,14 @@ def test_a_node_moves_to_another_address(tmp_path: Path) -> None:
         group.stop(moves)
         group.options[moves] = replace(group.options[moves], listen=f"127.0.0.1:{free_port()}")
         group.start(moves)
-        group.order(group.await_primary(), "add", name=moves, address=group.options[moves].listen)
+        stays = group.await_primary()
+        told = f"and yet it runs; if it moved: tranlog group add {moves} HOST:PORT"
+        eventually(lambda: any(one.trouble.endswith(told) for one in status(group, stays).members))
+        eventually(lambda: status(group, moves).next_step.startswith(group.options[moves].admitting))
+        silent = group.nodes[moves].links.links[group.nodes[stays].node]
+        eventually(lambda: f"{group.options[moves].admitting}`, if it moved" in silent.why)
+        group.order(stays, "add", name=moves, address=group.options[moves].listen)
+        eventually(lambda: status(group, moves).next_step == "")
         assert isinstance(commit(group, "one"), Satisfied)
         group.await_whole()
         for node in group.nodes.values():

@@ -166,7 +166,8 @@ class Link:
         self.wire: Wire | None = None
         """To whoever answered at the address, whose `process` it tells."""
         self.why = "not connected yet"
-        self.since = 0.0
+        self.since = asyncio.get_running_loop().time()
+        """Since when there is a connection, or none."""
         self._owner = owner
         self._tls = tls
         self._word = asyncio.Event()
@@ -194,7 +195,7 @@ class Link:
                 assert self.wire is not None
                 await self.wire.gone.wait()
                 self._trouble(self.wire.why)
-                self.wire = None
+                self.wire, self.since = None, asyncio.get_running_loop().time()
                 continue
             except ConnectionRefusedError as exc:
                 self._trouble(f"connecting to it was refused: {exc.strerror or exc}")
@@ -269,12 +270,21 @@ class Links:
         link = self.links.get(to)
         return link is not None and link.wire is not None and link.wire.send(packet)
 
-    def end_silent(self, before: float) -> None:
-        """End the connections to nodes that were not heard since a moment of the loop's clock."""
+    def end_silent(self, before: float, perhaps: str) -> None:
+        """End the connections to nodes that were not heard since a moment of the loop's clock, and say why perhaps."""
         for node, link in self.links.items():
             if link.wire is not None and max(link.since, self.heard.get(node, 0.0)) < before:
-                link.wire.why = "it was silent for too long"
+                link.wire.why = f"it was silent for too long{perhaps}"
                 link.wire.cut()
+
+    def trouble(self, node: NodeId, before: float) -> str:
+        """Return why there is no connection to a member. It may have moved where it is heard since a moment, and had
+        no connection before that.
+        """
+        link = self.links[node]
+        if link.wire is None and link.since < before < self.heard.get(node, 0.0):
+            return f"{link.why}, and yet it runs; if it moved: tranlog group add {link.member.name} HOST:PORT"
+        return link.why
 
     def hurry(self, node: NodeId) -> None:
         """A packet came from that node: try to connect to it now."""

@@ -120,6 +120,11 @@ class NodeOptions:
         """The command that admits it."""
         return f"tranlog group add {self.node} {self.reached_at}"
 
+    def moved_from(self, config: GroupConfig, node: NodeId) -> str:
+        """Return where a configuration has this node; empty where that is the address at which it is reached."""
+        own = config.member(node)
+        return "" if own is None or own.address == self.reached_at else own.address
+
 
 def group_dir(path: str) -> str:
     """Return the folder of a group in a log's directory."""
@@ -277,13 +282,18 @@ class GroupNode:
     async def _watch(self) -> None:
         """End connections of nodes that are silent."""
         while True:
-            heartbeat = self.standing.config.heartbeat_ms / 1000
-            await asyncio.sleep(heartbeat)
-            before = self._loop.time() - SILENT_BEATS * heartbeat
-            self.links.end_silent(before)
+            await asyncio.sleep(self.standing.config.heartbeat_ms / 1000)
+            before = self.silent_before()
+            former = self.options.moved_from(self.standing.config, self.node)
+            moved = f"; the group looks for this node at {former}: `{self.options.admitting}`, if it moved"
+            self.links.end_silent(before, moved if former else "")
             for wire in list(self.entrance.wires):
                 if wire.purpose == VOTE and wire.heard < before:
                     wire.end_now(f"nothing was heard for {SILENT_BEATS} heartbeats")
+
+    def silent_before(self) -> float:
+        """Return since when a node must have been heard, on the loop's clock."""
+        return self._loop.time() - SILENT_BEATS * self.standing.config.heartbeat_ms / 1000
 
     # --- what the thread says ---
 

@@ -160,7 +160,7 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a node. `config`: (epoch, version) of its configuration; `fatal`: why it follows no node;
-    `next_step`: the command that makes a member of it that follows, empty where it is one.
+    `next_step`: the command that makes a member of it that follows, empty where it is one or time may tell.
 
     `writers_wait_for`: the voter that lags by more than this primary allows, empty if none does. `lag_bytes`: how much
     the nearest voter lacked at the last commit.
@@ -320,7 +320,11 @@ class Orders:
                 group=of.group, name=of.node, node=node.node, state=STATE_NAMES[STARTUP], next_step=of.admitting
             )
         self._check_member()
-        links = {id: (one.why, 0 if one.wire is None else one.wire.version) for id, one in node.links.links.items()}
+        before = node.silent_before()
+        links = {
+            id: (node.links.trouble(id, before), 0 if one.wire is None else one.wire.version)
+            for id, one in node.links.links.items()
+        }
         assert node.thread is not None
         commits = node.thread.commits
         found: NodeStatus = await self._ask(lambda core: status_of(core, node.options, links, commits))
@@ -623,6 +627,8 @@ def status_of(
         )
     is_there = mind.primary == core.node or core.seen_state(mind.primary) != DOWN
     primary, waits_for = config.member(mind.primary) if is_there else None, config.member(commits.waits_for)
+    former = options.moved_from(config, core.node) if primary is None else ""
+    moved = f"{options.admitting}  # if it moved: the group looks for it at {former}" if former else ""
     return NodeStatus(
         group=options.group,
         id=config.group,
@@ -640,5 +646,5 @@ def status_of(
         members=members,
         writers_wait_for=waits_for.name if waits_for is not None else "",
         lag_bytes=commits.flow.lag,
-        next_step=f"tranlog group restore {options.node}" if mind.fatal else "",
+        next_step=f"tranlog group restore {options.node}" if mind.fatal else moved,
     )
