@@ -14,6 +14,8 @@ from tranlog.ids import Gtid
 from tranlog.pipeline.datasource.datasource_options import parse_options
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
 from tranlog.replication.acting.client import Satisfied
+from tranlog.replication.acting.remote_log import RemoteLog
+from tranlog.replication.rules.packets import Packet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +72,41 @@ def test_a_stream_goes_on_at_another_node(tmp_path: Path, spark: SparkSession) -
         group.stop(group.await_primary())
         group.await_primary()
         assert read("e1") == ["e0", "e1"]
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_where_its_node_goes_away_in_the_midst_of_a_call(tmp_path: Path) -> None:
+    """It is frozen, or ends between two questions: Spark would end the query by an error."""
+    with live_group(tmp_path) as group:
+        stream = ThlStreamReader(parse_options({"node": group.url}))
+        start = stream.initialOffset()
+        commit(group, "x")
+        group.await_whole()
+
+        def lose() -> None:
+            log = stream._log
+            assert isinstance(log, RemoteLog)
+            asked = log._node_disk.ask
+
+            def ask(number: int, packet: Packet, within_s: float) -> Packet:
+                log._node_disk.end()
+                return asked(number, packet, within_s)
+
+            log._node_disk.ask = ask  # type: ignore[method-assign]
+
+        ends = []
+        for _ in range(2):
+            lose()
+            ends.append(stream.latestOffset(start, ReadAllAvailable()))
+        lose()
+        told = stream.reportLatestOffset()
+        assert ends[0] == ends[1] and told is not None and told["gtid"] == ends[0]["gtid"]
+        lose()
+        assert stream.partitions(start, ends[0])
+        lose()
+        stream.prepareForTriggerAvailableNow()
+        lose()
+        stream.stop()
 
 
 @pytest.mark.long

@@ -11,8 +11,9 @@ latest offset that is reported also has how far the stream is behind it: `lag_se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tranlog.errors import NotInLogError, PurgedError
+from tranlog.errors import LogUnreadableError, NotInLogError, PurgedError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.files.holds import hold
 from tranlog.log.reading.reader import LogReader
@@ -36,6 +37,26 @@ if TYPE_CHECKING:
 
 Offset = dict[str, Any]
 """As JSON has it."""
+GivenP = ParamSpec("GivenP")
+ResultT = TypeVar("ResultT")
+
+
+def _goes_on(
+    call: Callable[Concatenate[ThlStreamReader, GivenP], ResultT],
+) -> Callable[Concatenate[ThlStreamReader, GivenP], ResultT]:
+    """Have a call of Spark's begin again at another node, once, where the one that it asks goes away meanwhile."""
+
+    @functools.wraps(call)
+    def both(self: ThlStreamReader, /, *args: GivenP.args, **options: GivenP.kwargs) -> ResultT:
+        try:
+            return call(self, *args, **options)
+        except LogUnreadableError:
+            if self.options.node is None:
+                raise
+            self.stop()
+            return call(self, *args, **options)
+
+    return both
 
 
 class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -55,6 +76,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- how far -------------------------------------------------------------------------------------
 
+    @_goes_on
     def initialOffset(self) -> Offset:
         """Return what stands before the first transaction to read. Raises as `ThlReader.partitions`."""
         log = self._reader()
@@ -75,6 +97,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.max_transactions)
         return ReadAllAvailable() if options.max_bytes is None else ReadMaxBytes(options.max_bytes)
 
+    @_goes_on
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the end of the next micro-batch: committed, whole, within the limits, `start` if there is nothing.
 
@@ -95,11 +118,13 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert header is not None, "it was committed"
         return self._at(header.gtid)
 
+    @_goes_on
     def prepareForTriggerAvailableNow(self) -> None:
         """Use the current commit point as the end."""
         self._target = None
         self._target = self._last()
 
+    @_goes_on
     def reportLatestOffset(self) -> Offset | None:
         """Return what is committed by now, and how far behind the stream is: for people, in its progress."""
         log = self._reader()
@@ -149,6 +174,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- what ----------------------------------------------------------------------------------------
 
+    @_goes_on
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the micro-batch (start, end] into ranges. Raises NotInLogError, PurgedError."""
         done, last = self._check(start), seqno_of(end)
