@@ -198,3 +198,40 @@ def test_one_that_is_over_takes_nothing_more(tmp_path: Path) -> None:
 
         group.run(play())
     assert events(tmp_path / "a")[0] == "committed"
+
+
+@pytest.mark.long
+def test_changes_are_added_whole_or_it_is_over(tmp_path: Path) -> None:
+    """A program that goes on after a cancelled `add`, or one that failed in the midst, would commit a part of them."""
+    over = r"transaction '.+' is over already"
+    with live_group(tmp_path, "a") as group:
+        with group.client() as client:
+            bad: list[object] = [*words("x"), "no change"]
+            with client.begin(event_id="failed") as one:
+                with pytest.raises(TypeError, match="a change is a RowChange or a Statement"):
+                    one.add(bad)  # type: ignore[arg-type]
+                with pytest.raises(CommitRefusedError, match=over):
+                    one.commit(w=1)
+
+        async def play() -> None:
+            stalled = threading.Event()
+            async with group.async_client() as client, await client.begin(event_id="cancelled") as one:
+                await one.add(words("x"))
+                for _ in range(4):
+                    group.nodes["a"].readers.executor.submit(stalled.wait)
+                adding = asyncio.ensure_future(one.add(change for at in range(100) for change in row(at)))
+                wire = one._connection.wire
+                assert wire is not None
+                while wire._writable.is_set():
+                    await asyncio.sleep(0.01)
+                adding.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await adding
+                stalled.set()
+                with pytest.raises(CommitRefusedError, match=over):
+                    await one.commit(w=1)
+                with pytest.raises(TypeError, match="a change is"):
+                    await (await client.begin(event_id="failed")).add(bad)  # type: ignore[arg-type]
+
+        group.run(play())
+    assert events(tmp_path / "a") == []

@@ -16,7 +16,7 @@ import os
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, Self, TypeVar
 
@@ -633,15 +633,24 @@ class AsyncRemoteTransaction:
         self._told = connection.expect(_NUMBER)
 
     async def add(self, changes: Iterable[Change]) -> None:
-        """Add changes, in order.
+        """Add changes, in order: all of them, or it is aborted, and nothing is written; also if the task is cancelled.
 
-        Raises ValueError, TypeError; NotPrimaryError if the reign is over, NoPrimaryError if the connection ended, or
-        CommitRefusedError: then it is aborted, and nothing was written. CommitRefusedError, too, once it is over,
-        which says nothing of what became of it.
+        Raises ValueError, TypeError, and as `changes`; NotPrimaryError if the reign is over, NoPrimaryError if the
+        connection ended; CommitRefusedError, too, once it is over, which says nothing of what became of it.
         """
         self.check()
-        for fragment in self.packing.add(changes):
-            await self.send(fragment)
+        async with self._whole():
+            for fragment in self.packing.add(changes):
+                await self.send(fragment)
+
+    @contextlib.asynccontextmanager
+    async def _whole(self) -> AsyncIterator[None]:
+        """Abort it where the block is broken off: nobody could say which changes are in it."""
+        try:
+            yield
+        except BaseException:
+            await self.abort()
+            raise
 
     def check(self) -> None:
         """Raise CommitRefusedError where it is over."""
@@ -675,9 +684,11 @@ class AsyncRemoteTransaction:
     async def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """Commit it; as `AsyncGroup.commit`. Raises as `add`, too."""
         self.check()
-        wish, last = _wish(w, wtimeout), self.packing.finish()
-        await self.send(last)
-        return await self.end(last, wish)
+        wish = _wish(w, wtimeout)
+        async with self._whole():
+            last = self.packing.finish()
+            await self.send(last)
+            return await self.end(last, wish)
 
     async def end(self, last: Fragment, wish: _Wish) -> Answer:
         """For `commit`: commit what was sent up to the last fragment."""
@@ -861,8 +872,12 @@ class RemoteTransaction(Closing):
     def add(self, changes: Iterable[Change]) -> None:
         """As `AsyncRemoteTransaction.add`."""
         self._transaction.check()
-        for fragment in self._transaction.packing.add(changes):
-            self._run(self._transaction.send(fragment))
+        try:
+            for fragment in self._transaction.packing.add(changes):
+                self._run(self._transaction.send(fragment))
+        except BaseException:
+            self.close()
+            raise
 
     def commit(self, *, w: int | str | None = None, wtimeout: float | None = None) -> Answer:
         """As `AsyncRemoteTransaction.commit`."""
