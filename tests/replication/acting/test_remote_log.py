@@ -9,12 +9,14 @@ import errno
 import re
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fix_fork import in_child
 from fix_live_group import LONG_S, LiveGroup, events, eventually, live_group, words
 from fix_tube import Tube
 from tranlog.disk import OS_DISK
@@ -424,6 +426,32 @@ def test_who_waits_for_what_was_rolled_back_is_told(tmp_path: Path) -> None:
         with group.client() as client:
             assert not client.wait(at_least=lost, timeout=LONG_S)
             assert client.wait(at_least=new, timeout=LONG_S) and client.wait(at_least=NO_GTID, timeout=LONG_S)
+
+
+@pytest.mark.parametrize("given", [{"site": "x"}, "site", ["site"], [{"site": 1}], [{1: "x"}, {}]])
+def test_what_are_no_sets_of_tags_is_refused_before_a_node_is_asked(given: Any) -> None:
+    with pytest.raises(TypeError, match="tags are a list of sets of texts"):
+        open_remote("thl://127.0.0.1:1", find_s=0.0, tags=given)
+
+
+@pytest.mark.long
+def test_a_forked_child_has_to_open_the_log_for_itself(tmp_path: Path) -> None:
+    with live_group(tmp_path, "a") as group:
+        last = commit(group, "x")
+        with remote(group, consistency=f"at least {last}") as log:
+
+            def child() -> None:
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    with pytest.raises(LogUnreadableError, match="Open the log again"):
+                        log.range()
+                    log.close()
+                assert not said, "no question is begun that nobody answers"
+                with remote(group) as own:
+                    assert own.range().last_seqno == last.seqno
+
+            in_child(child)
+            assert log.range().last_seqno == last.seqno
 
 
 @pytest.mark.parametrize("given", ["prefer", "consistency", "after", "after_event", "tls"])

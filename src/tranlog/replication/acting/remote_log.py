@@ -87,8 +87,8 @@ class NodeDisk:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection has ended. After that every call raises OSError."""
-        return self._lost or not self._connection.is_open
+        """Whether the connection has ended, or is a parent process's. After that every call raises OSError."""
+        return self._lost or self._loop.foreign or not self._connection.is_open
 
     def ask(self, number: int, packet: Packet, within_s: float) -> Packet:
         """Return the answer to the packet with that number. Raises OSError if the connection ended before it."""
@@ -320,7 +320,7 @@ def open_remote(
     name = name or socket.gethostname()
     if after is not None and after_event:
         raise ConfigError(option="after_event", value=after_event, why="after says already what the program has")
-    choice = _Choice(url, preference, [dict(one) for one in tags], tls, via or {}, name)
+    choice = _Choice(url, preference, _sets_of(tags), tls, via or {}, name)
     loop = LoopThread()
     end = loop.close
     try:
@@ -335,6 +335,16 @@ def open_remote(
     except BaseException:
         end()
         raise
+
+
+def _sets_of(tags: object) -> list[dict[str, str]]:
+    """Return the sets of tags, a copy. Raises TypeError for what no node's tags could fit."""
+    found: list[dict[str, str]] = []
+    for one in tags if isinstance(tags, Sequence) and not isinstance(tags, str) else [tags, None]:
+        if not isinstance(one, Mapping) or not all(isinstance(text, str) for pair in one.items() for text in pair):
+            raise TypeError(f"tags are a list of sets of texts, such as [{{'site': 'x'}}, {{}}], not {tags!r}")
+        found.append(dict(one))
+    return found
 
 
 def _await(disk: NodeDisk, name: str, wish: Consistency, told: str, timeout: float) -> None:
