@@ -143,6 +143,12 @@ def test_how_a_store_stands_is_told_by_its_process(mail: Mail, served: MessageSt
     assert (found["recovered"]["epoch"], found["recovered"]["clean"]) == (served.recovered.epoch, True)
 
 
+def test_a_new_store_is_said_to_be_one(mail: Mail, tmp_path: Path) -> None:
+    """And not that it was closed badly."""
+    with MessageStore.open(tmp_path / "new") as store, serve_store(store):
+        assert "recovery: the store was made; 0 messages" in mail("status", str(tmp_path / "new"))[1]
+
+
 def test_a_process_that_serves_nothing_is_named_and_what_only_looks_goes_on(mail: Mail) -> None:
     with mail.open() as store:
         assert mail.json("list", str(mail.path))["queues"][0] == {"name": "a", "waiting": 3, "transient": False}

@@ -223,7 +223,7 @@ def _status_lines(found: StoreStatus) -> Iterator[str]:
     if found.transient_messages:
         yield f"transient: {found.transient_messages} messages, which take {found.transient_bytes} bytes of memory"
     did = found.recovered
-    end = "the store was closed cleanly" if did.clean else "the store was not closed cleanly"
+    end = "the store was made" if did.created else f"the store was {'' if did.clean else 'not '}closed cleanly"
     yield (
         f"recovery: {end}; {did.messages} messages, rolled back {did.rolled_back} transactions, "
         f"cut {did.groups_cut} groups, dropped {did.dropped} places on unknown queues, deleted {did.deleted} messages"
