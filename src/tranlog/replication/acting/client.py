@@ -112,7 +112,10 @@ class Satisfied(Answer, frozen=True):
 
 
 class TimedOut(Answer, frozen=True):
-    """It is in the primary's log, and the write concern was not met in time. It stays, and may be met later."""
+    """It is in the primary's log, and the write concern was not met in time. It stays, and may be met later.
+
+    The answer to `ask`, too, about a GTID to which the primary's log has not come.
+    """
 
     gtid: Gtid
 
