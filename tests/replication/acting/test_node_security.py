@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from fix_live_group import Contexts, LiveGroup, eventually, live_group, words
 from tranlog.clock import SYSTEM_CLOCK
@@ -79,6 +80,14 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 def group(certified: Certified, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGroup]:
     with live_group(tmp_path_factory.mktemp("group"), "ab", certified.sides, clients=CLIENTS) as found:
         yield found
+
+
+@pytest.mark.long
+def test_the_status_says_until_when_a_certificate_is_good(group: LiveGroup, certified: Certified) -> None:
+    """Before it expires, and the node is lost to the others."""
+    seen = {one.name: one.certified_until for one in group.run(group.nodes["a"].orders.status()).members}
+    until = x509.load_pem_x509_certificate((certified.folder / "ours" / "b.pem").read_bytes()).not_valid_after_utc
+    assert seen == {"a": None, "b": until.timestamp() * 1000}
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:

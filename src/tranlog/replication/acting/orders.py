@@ -139,7 +139,8 @@ class SyncFrom(_Order, frozen=True):
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A member as a node knows it. `heard_ms`: how long ago its last heartbeat came, None for never; `acked`: what it
     has durable, as a primary knows. `trouble`: why there is no connection to it; `protocol`: the version
-    spoken over it, 0 where there is none.
+    spoken over it, 0 where there is none. `certified_until`: when the certificate that it showed expires, ms since
+    1970; None over plain TCP, without a connection, and of the node itself.
     """
 
     name: str
@@ -156,6 +157,7 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     acked: Gtid | None
     trouble: str
     protocol: int = 0
+    certified_until: int | None = None
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,10 +323,10 @@ class Orders:
             )
         self._check_member()
         before = node.silent_before()
-        links = {
-            id: (node.links.trouble(id, before), 0 if one.wire is None else one.wire.version)
-            for id, one in node.links.links.items()
-        }
+        links = {}
+        for id, link in node.links.links.items():
+            spoken, until = (0, None) if link.wire is None else (link.wire.version, link.wire.certified_until)
+            links[id] = node.links.trouble(id, before), spoken, until
         assert node.thread is not None
         commits = node.thread.commits
         found: NodeStatus = await self._ask(lambda core: status_of(core, node.options, links, commits))
@@ -595,17 +597,18 @@ def is_installed(core: Core) -> bool:
 
 
 def status_of(
-    core: Core, options: NodeOptions, links: Mapping[NodeId, tuple[str, int]], commits: CommitQueue
+    core: Core, options: NodeOptions, links: Mapping[NodeId, tuple[str, int, int | None]], commits: CommitQueue
 ) -> NodeStatus:
     """Return the status of a node, and what it knows of the others.
 
-    `links`: for each other node, why there is no connection, and the protocol version of the connection.
+    `links`: for each other node, why there is no connection, and the protocol version of the connection and when the
+    other end's certificate expires, in ms since 1970.
     """
     mind, log, config = core.mind, core.log, core.config
     members = []
     for one in config.members:
         peer, ack, own = mind.peers.get(one.node), mind.acks.get(one.node), one.node == core.node
-        trouble, protocol = links.get(one.node, ("", 0))
+        trouble, protocol, certified_until = links.get(one.node, ("", 0, None))
         heard = None if peer is None or peer.told < 0 else mind.now - peer.told
         members.append(
             MemberStatus(
@@ -623,6 +626,7 @@ def status_of(
                 acked=log.durable if own else None if ack is None else ack.durable,
                 trouble=trouble,
                 protocol=max(options.versions) if own else protocol,
+                certified_until=certified_until,
             )
         )
     is_there = mind.primary == core.node or core.seen_state(mind.primary) != DOWN

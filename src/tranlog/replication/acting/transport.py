@@ -121,6 +121,12 @@ class Wire(asyncio.BufferedProtocol):
         subject = {key: value for part in found.get("subject", ()) for key, value in part}
         return subject.get("commonName", ""), subject.get("organizationalUnitName", "")
 
+    @property
+    def certified_until(self) -> int | None:
+        """When the other end's certificate expires, in ms since 1970. None over plain TCP."""
+        found = (self._transport.get_extra_info("peercert") or {}).get("notAfter")
+        return None if found is None else round(ssl.cert_time_to_seconds(found) * 1000)
+
     def certified_otherwise(self, name: str) -> str:
         """Return why the other end is not the node of that name, by its certificate; empty where it is."""
         if self.certified is None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,6 +190,7 @@ def _group_lines(found: NodeStatus) -> Iterator[str]:
 
 
 def _words(one: MemberStatus, *, own: bool) -> list[str]:
+    until = one.certified_until
     heard = "never heard" if one.heard_ms is None else f"heard {one.heard_ms} ms ago"
     return [
         one.state,
@@ -200,6 +202,7 @@ def _words(one: MemberStatus, *, own: bool) -> list[str]:
         "" if one.last == NO_GTID else f"log up to {one.last}",
         "" if own else heard,
         f"protocol {one.protocol}" if one.protocol else one.trouble,
+        "" if until is None else f"certificate until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%d %H:%M} UTC",
     ]
 
 
