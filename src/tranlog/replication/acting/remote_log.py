@@ -340,7 +340,7 @@ def open_remote(
 def _sets_of(tags: object) -> list[dict[str, str]]:
     """Return the sets of tags, a copy. Raises TypeError for what no node's tags could fit."""
     found: list[dict[str, str]] = []
-    for one in tags if isinstance(tags, Sequence) and not isinstance(tags, str) else [tags, None]:
+    for one in tags if isinstance(tags, Sequence) and not isinstance(tags, str) else (None,):
         if not isinstance(one, Mapping) or not all(isinstance(text, str) for pair in one.items() for text in pair):
             raise TypeError(f"tags are a list of sets of texts, such as [{{'site': 'x'}}, {{}}], not {tags!r}")
         found.append(dict(one))
