@@ -553,7 +553,7 @@ class ConflictError(TargetError):
 
     template = (
         "conflict at seqno {seqno}, table {table}, key {key}: {why}. None of this transaction was applied. "
-        "Fix the row at the target, then `tranlog online`, or start it again where it has ended"
+        "Fix the row at the target, or what refuses it there, then `tranlog online`, or start again where it has ended"
     )
 
 
