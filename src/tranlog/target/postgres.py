@@ -667,7 +667,7 @@ def _message(exc: psycopg.Error) -> str:
     if exc.diag.message_primary:
         more = " ".join(filter(None, (exc.diag.message_detail, exc.diag.message_hint)))
         return f"{exc.diag.message_primary} ({more})" if more else exc.diag.message_primary
-    return " ".join(str(exc).split())
+    return " ".join(str(exc).split()).rstrip(".")
 
 
 def _length(typname: str, typmod: int) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.source.postgres import PostgresSource, PostgresSourceOptions
+from tranlog.source.postgres.connection import translated
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,9 @@ def test_no_password_is_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         PostgresSourceOptions(dsn="postgresql://user:secret@[::1").check()
     assert "secret" not in str(caught.value)
+
+
+def test_what_the_library_says_is_a_part_of_a_sentence() -> None:
+    lost = psycopg.OperationalError("server closed the connection unexpectedly\n\tThis probably means it terminated.\n")
+    told = str(translated(lost, PostgresSourceOptions()))
+    assert "server closed the connection unexpectedly This probably means it terminated. Start it" in told

@@ -230,7 +230,7 @@ def _message(error: BaseException) -> str:
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     if primary and isinstance(error, psycopg.Error):
         return " ".join([one for one in (primary, error.diag.message_detail) if one])
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _login_remedy(text: str) -> str:
