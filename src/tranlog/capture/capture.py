@@ -189,17 +189,18 @@ class Capture:
         source, now = self._source, self._clock.monotonic
         server = source if isinstance(source, SendingSource) else None
         end = "" if server is None else server.end()
-        before, patient_until = -1, now() + wait_s
+        patient_until = now() + wait_s
         try:
             while not self._stop.is_set():
-                if server is None and before == self._status.transactions:
-                    break
-                if server is not None and before >= 0 and now() >= patient_until and server.has_given(end):
-                    break
                 before = self._status.transactions
                 self._take(source.read(wait_s if server is None else _CHUNK_POLL_S), self._stop)
                 while self._goes_on() and not self._stop.is_set():
-                    self._take(self._source.read(_CHUNK_POLL_S), self._stop)
+                    self._take(source.read(_CHUNK_POLL_S), self._stop)
+                if server is None:
+                    if before == self._status.transactions:
+                        break
+                elif now() >= patient_until and server.has_given(end):
+                    break
         finally:
             self._verifying.drop()
         return self._status
