@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Final
-from zlib import crc32
 
 import msgspec
 
@@ -18,6 +17,7 @@ from tranlog.disk import Disk
 from tranlog.errors import PurgedError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.files.directory import join, replace_file
+from tranlog.log.files.sealed_line import sealed, unsealed
 
 PURGED_NAME: Final = "purged"
 NOTES_KEPT: Final = 32
@@ -40,17 +40,16 @@ class PurgeNote(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_notes(notes: Sequence[PurgeNote]) -> bytes:
     """Return the file: a line of JSON for each note, oldest first, with its checksum after it."""
-    texts = [msgspec.json.encode(note) for note in notes]
-    return b"".join(b"%s crc=%08x\n" % (text, crc32(text)) for text in texts)
+    return b"".join(sealed(msgspec.json.encode(note)) for note in notes)
 
 
 def decode_notes(raw: bytes) -> list[PurgeNote]:
     """Read the file; lines that are damaged are left out."""
     notes = []
-    for line in raw.split(b"\n"):
-        text, found, crc = line.rpartition(b" crc=")
-        with contextlib.suppress(ValueError, msgspec.DecodeError, UnicodeDecodeError):
-            if found and int(crc, 16) == crc32(text):
+    for line in raw.splitlines(keepends=True):
+        text = unsealed(line)
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            if text is not None:
                 notes.append(msgspec.json.decode(text, type=PurgeNote))
     return notes
 

@@ -1,6 +1,6 @@
-"""A small file that is one line of `name=value` and its checksum, written over itself in place.
+"""A line with its checksum at its end: any bytes, or a small file of `name=value` that is written over itself in place.
 
-Owns that form; what the values say is its users'. The hard idea: the line has its full size from the start, so writing
+Owns both forms; what they say is their users'. The hard idea: the latter has its full size from the start, so writing
 it again needs no room on the disk.
 
 Source: docs/format.md.
@@ -9,6 +9,17 @@ Source: docs/format.md.
 from __future__ import annotations
 
 from tranlog.checksum import crc32
+
+
+def sealed(text: bytes) -> bytes:
+    """Return a text as a line, with its checksum after it."""
+    return b"%s crc=%08x\n" % (text, crc32(text))
+
+
+def unsealed(line: bytes) -> bytes | None:
+    """Return the text of a line that `sealed` made; None for anything else."""
+    text, _, crc = line.rpartition(b" crc=")
+    return text if crc == b"%08x\n" % crc32(text) else None
 
 
 def sealed_line(line: str, size: int) -> bytes:

@@ -10,9 +10,9 @@ import logging
 from contextlib import closing
 from typing import Final
 
-from tranlog.checksum import crc32
 from tranlog.disk import Disk
 from tranlog.log.files.directory import join, replace_file, storing
+from tranlog.log.files.sealed_line import sealed, unsealed
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def write_source_notes(path: str, notes: bytes, disk: Disk) -> None:
     """Replace what the log at `path` keeps for its source, durable. Raises DiskFullError, DiskFailedError."""
     name = join(path, SOURCE_NAME)
     with storing(name):
-        replace_file(name, b"%s crc=%08x\n" % (notes, crc32(notes)), disk)
+        replace_file(name, sealed(notes), disk)
 
 
 def read_source_notes(path: str, disk: Disk) -> bytes | None:
@@ -31,13 +31,12 @@ def read_source_notes(path: str, disk: Disk) -> bytes | None:
     name = join(path, SOURCE_NAME)
     try:
         with closing(disk.open(name)) as file:
-            notes, _, crc = file.pread(file.size(), 0).rpartition(b" crc=")
+            notes = unsealed(file.pread(file.size(), 0))
     except FileNotFoundError:
         return None
     except OSError as exc:
         logger.warning("What the source knew cannot be read, and is not used. file=%s why=%s", name, exc)
         return None
-    if crc != b"%08x\n" % crc32(notes):
+    if notes is None:
         logger.warning("What the source knew is damaged, and is not used. file=%s", name)
-        return None
     return notes
