@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from tranlog.change import TableName
 from tranlog.errors import SourceSetupError
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
-from tranlog.source.postgres.position import SlotState, parse_lsn
+from tranlog.source.postgres.position import SlotState, parse_lsn, slot_dropping
 from tranlog.source.postgres.values import PostgresType
 
 logger = logging.getLogger(__name__)
@@ -420,8 +420,7 @@ class PostgresCatalog:
                 why=f"the slot {options.slot_name} is for the plugin {plugin} and the database {database}"
                 + (", temporary" if temporary else "")
                 + (", and sends prepared transactions before they commit" if two_phase else ""),
-                remedy=f"Set the option slot to another name, or drop it: SELECT pg_drop_replication_slot"
-                f"('{options.slot_name}')",
+                remedy=f"Set the option slot to another name, or drop it: {slot_dropping(options.slot_name)}",
             )
         at = None if confirmed is None else parse_lsn(confirmed)
         return SlotState(confirmed_lsn=at, wal_status=wal_status, active_pid=pid)

@@ -26,6 +26,7 @@ from tranlog.raising import BEGIN_ANEW
 from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import FRAGMENT_BYTES
+from tranlog.source.postgres.position import slot_dropping
 from tranlog.source.reconnecting import busy
 
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
@@ -221,8 +222,8 @@ def undecodable(error: psycopg.Error, options: PostgresSourceOptions) -> SourceS
     place = "; ".join([one for one in (error.sqlstate, error.diag.context) if one])
     return SourceSetupError(
         why=f"{options.where} cannot decode a transaction: {_message(error)!r} ({place})",
-        remedy="Where the server can be made to decode it, start capture again. Else drop the slot: SELECT "
-        f"pg_drop_replication_slot('{options.slot_name}'). {BEGIN_ANEW}",
+        remedy="Where the server can be made to decode it, start capture again. Else drop the slot: "
+        f"{slot_dropping(options.slot_name)}. {BEGIN_ANEW}",
     )
 
 

@@ -31,6 +31,11 @@ def parse_lsn(text: str) -> int:
     return int(high, 16) << 32 | int(low, 16)
 
 
+def slot_dropping(slot: str) -> str:
+    """Return the statement that drops a slot, for messages."""
+    return f"SELECT pg_drop_replication_slot('{slot}')"
+
+
 class WalPosition(msgspec.Struct, frozen=True, kw_only=True):
     """A place between two transactions: everything committed before it is done.
 
@@ -112,7 +117,7 @@ def why_lost(position: WalPosition, server: ServerHistory, slot: SlotState | Non
     if slot.wal_status == "lost" or confirmed is None:
         return (
             f"the slot {position.slot!r} is invalidated: the server removed WAL that it still needed "
-            f"(max_slot_wal_keep_size). Drop it: SELECT pg_drop_replication_slot('{position.slot}')"
+            f"(max_slot_wal_keep_size). Drop it: {slot_dropping(position.slot)}"
         )
     if confirmed > position.lsn:
         return f"{at}, and {shown}: the slot was dropped and made anew, or another program has read from it"

@@ -23,7 +23,7 @@ from tranlog.clock import Clock
 from tranlog.errors import SourceSetupError, SourceUnavailableError
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresSourceOptions, connect, translated
-from tranlog.source.postgres.position import SlotState
+from tranlog.source.postgres.position import SlotState, slot_dropping
 from tranlog.source.reconnecting import PAUSE_SLICE_S
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def new_logs_start(options: PostgresSourceOptions, slot: SlotState | None) -> in
     if slot is None or slot.confirmed_lsn is None or slot.wal_status == "lost":
         raise SourceSetupError(
             why=f"the slot {options.slot_name} is invalidated: the server removed WAL that it needed",
-            remedy=f"Drop it: SELECT pg_drop_replication_slot('{options.slot_name}'); capture makes another",
+            remedy=f"Drop it: {slot_dropping(options.slot_name)}; capture makes another",
         )
     return slot.confirmed_lsn
 
