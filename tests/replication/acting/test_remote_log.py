@@ -10,7 +10,9 @@ import re
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,39 +147,39 @@ def test_a_node_that_ends_is_one_error_and_another_is_read(tmp_path: Path) -> No
                 assert other.node != log.node and other.range().last_seqno >= last.seqno
 
 
+@contextmanager
+def tube_to(group: LiveGroup, name: str) -> Iterator[Tube]:
+    """A way to a node of a group with a commit, which can fall silent."""
+    commit(group, "x")
+    tube = Tube(group.options[name].listen)
+    group.run(tube.open())
+    try:
+        yield tube
+    finally:
+        group.run(tube.close())
+
+
 @pytest.mark.long
 def test_a_node_that_falls_silent_is_given_up(tmp_path: Path) -> None:
     """docs/replication.md, "Reading a node's log": frozen, or gone without a word. A disk that hangs has longer."""
-    with live_group(tmp_path, "a") as group:
-        commit(group, "x")
-        tube = Tube(group.options["a"].listen)
-        group.run(tube.open())
-        try:
-            with open_remote(f"thl://{tube.address}", via={"a": tube.address}) as log, log.cursor() as cursor:
-                cursor.seek(Seqno(log.range().last_seqno + 1))
-                tube.silent = True
-                begun = time.monotonic()
-                with pytest.raises(LogUnreadableError, match=r"ended\. Open the log again"):
-                    cursor.next(1.0)
-                assert time.monotonic() - begun < ANSWER_S / 2 and log.lost
-        finally:
-            group.run(tube.close())
+    with live_group(tmp_path, "a") as group, tube_to(group, "a") as tube:
+        with open_remote(f"thl://{tube.address}", via={"a": tube.address}) as log, log.cursor() as cursor:
+            cursor.seek(Seqno(log.range().last_seqno + 1))
+            tube.silent = True
+            begun = time.monotonic()
+            with pytest.raises(LogUnreadableError, match=r"ended\. Open the log again"):
+                cursor.next(1.0)
+            assert time.monotonic() - begun < ANSWER_S / 2 and log.lost
 
 
 @pytest.mark.long
 def test_a_silent_node_is_tried_once_in_a_round(tmp_path: Path) -> None:
     """It stands first in the URL, and is one of the members, too; each try takes five seconds."""
-    with live_group(tmp_path, "ab") as group:
-        commit(group, "x")
-        tube = Tube(group.options["a"].listen)
-        group.run(tube.open())
-        try:
-            tube.silent = True
-            begun = time.monotonic()
-            with open_remote(f"thl://{tube.address},{group.options['b'].listen}", via={"a": tube.address}) as log:
-                assert log.node == "b" and time.monotonic() - begun < 1.6 * FIRST_WITHIN_S
-        finally:
-            group.run(tube.close())
+    with live_group(tmp_path, "ab") as group, tube_to(group, "a") as tube:
+        tube.silent = True
+        begun = time.monotonic()
+        with open_remote(f"thl://{tube.address},{group.options['b'].listen}", via={"a": tube.address}) as log:
+            assert log.node == "b" and time.monotonic() - begun < 1.6 * FIRST_WITHIN_S
 
 
 @pytest.mark.long
