@@ -60,6 +60,52 @@ def delete(table: TableMap, row: Row) -> RowChange:
     return RowChange(table, Op.DELETE, row, None)
 
 
+# --- tables with foreign keys ---
+
+_REF, _N = column("ref", INTEGER, "int(11)"), column("n", INTEGER, "int(11)")
+AUTHORS, BOOKS, PAGES, FOLDERS = (table(name, ID, _REF, _N) for name in ("authors", "books", "pages", "folders"))
+REFERS = {BOOKS: AUTHORS, PAGES: BOOKS, FOLDERS: FOLDERS}
+"""Of which table `ref` is the key, or NULL: an author's is never anything."""
+Family = dict[TableMap, dict[int, Row]]
+"""By table and key the rows."""
+
+
+def orphan(rows: Family) -> tuple[TableMap, Row] | None:
+    """A row that refers to nothing."""
+    for child, parent in REFERS.items():
+        for row in rows[child].values():
+            if row[1] is not None and row[1] not in rows[parent]:
+                return child, row
+    return None
+
+
+def family_log(chance: random.Random, count: int, *, keys: int, goes: float) -> tuple[list[RowChange], Family]:
+    """Changes of so many keys, after each of which all references hold, and the rows that they leave; `goes`: how many
+    of those of a row that is there are deletes."""
+    rows: Family = {one: {} for one in (AUTHORS, BOOKS, PAGES, FOLDERS)}
+    changes: list[RowChange] = []
+    while len(changes) < count:
+        of = chance.choice(list(rows))
+        key = chance.randrange(keys)
+        before = rows[of].get(key)
+        refers = [None, *rows[REFERS[of]]] if of in REFERS else [None]
+        after: Row | None = (key, chance.choice(refers), len(changes))
+        if before is not None and chance.random() < goes:
+            after = None
+        elif before is not None and chance.random() < 0.5:
+            after = (key, before[1], len(changes))
+        tried = {one: dict(these) for one, these in rows.items()}
+        if after is None:
+            del tried[of][key]
+        else:
+            tried[of][key] = after
+        if orphan(tried) is None:
+            rows = tried
+            op = Op.INSERT if before is None else Op.DELETE if after is None else Op.UPDATE
+            changes.append(RowChange(of, op, before, after))
+    return changes, rows
+
+
 def unit_of(
     seqno: int, changes: Sequence[Change] | Callable[[], Iterator[Change]], metadata: Options = ()
 ) -> ApplyUnit:

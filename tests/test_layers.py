@@ -101,6 +101,7 @@ PURE = {
     "tranlog.pipeline.status.view",
     "tranlog.target.binding",
     "tranlog.target.batches",
+    "tranlog.target.related",
     "tranlog.target.dialect",
     "tranlog.target.edits",
     "tranlog.table_notes",

@@ -298,6 +298,13 @@ def test_a_row_beyond_the_server_s_packets(
 OTHERS = table("others", ID, column("n", INTEGER, "int(11)"))
 
 
+def make_by_turns(bench: Bench) -> None:
+    """Two tables with a second unique key each, which sees in which order their rows come."""
+    for one in (ITEMS, OTHERS):
+        bench.target.rows.create_table(one)
+        bench.session.run(f"ALTER TABLE {one.schema}.{one.table} ADD UNIQUE (n, id)")
+
+
 def by_turns(count: int) -> list[Change]:
     """Rows of two tables, of which no two that follow each other can be one statement."""
     return [change for n in range(count) for change in (insert(ITEMS, (n, "it's; a", n)), insert(OTHERS, (n, n)))]
@@ -305,8 +312,7 @@ def by_turns(count: int) -> list[Change]:
 
 def test_rows_of_tables_by_turns_are_sent_together(bench: Bench) -> None:
     """A round trip for each was most of the time. Many packets are more than SEND_BYTES holds."""
-    for one in (ITEMS, OTHERS):
-        bench.target.rows.create_table(one)
+    make_by_turns(bench)
     sent: list[int] = []
     run = bench.session._cursor.execute  # type: ignore[attr-defined]
 
@@ -323,8 +329,7 @@ def test_rows_of_tables_by_turns_are_sent_together(bench: Bench) -> None:
 
 @pytest.mark.parametrize("at", [0, 7, 19])
 def test_a_conflict_among_rows_that_are_sent_together_is_named_and_leaves_nothing(bench: Bench, at: int) -> None:
-    for one in (ITEMS, OTHERS):
-        bench.target.rows.create_table(one)
+    make_by_turns(bench)
     for wrong in (update(OTHERS, (99, 1), (99, 2)), delete(ITEMS, (99, "a", 1)), insert(ITEMS, (at // 2, "x", 1))):
         changes = [*by_turns(10)[:at], wrong, *by_turns(10)[at:]]
         if isinstance(wrong, RowChange) and wrong.before is None and at == 0:

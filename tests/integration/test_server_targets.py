@@ -5,6 +5,7 @@ design/pipeline.md, "A stopped process holds its locks"; what only one kind does
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -13,16 +14,22 @@ import msgspec
 import pytest
 
 from fix_target import (
+    AUTHORS,
+    BOOKS,
+    FOLDERS,
     ID,
     INTEGER,
     ITEMS,
     MOVES,
+    PAGES,
     PIPELINE,
+    REFERS,
     Bench,
     StoppedTask,
     column,
     content,
     delete,
+    family_log,
     insert,
     session_of,
     table,
@@ -82,6 +89,28 @@ def test_all_foreign_keys_are_told(bench: Bench) -> None:
     assert bench.target.rows.references() == []
     session.run(f"ALTER TABLE {dialect.table_name(child)} ADD FOREIGN KEY ({key}) REFERENCES {parent} ({key})")
     assert bench.target.rows.references() == [((ITEMS.schema, "child"), (ITEMS.schema, ITEMS.table))]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_gathered_of_related_tables_leaves_the_same_rows(seed: int, bench: Bench) -> None:
+    """In few statements, though each is checked at once; a row that refers to nothing is named by its transaction."""
+    session, dialect = session_of(bench.target), bench.target.rows.dialect  # type: ignore[attr-defined]
+    for each in (AUTHORS, BOOKS, PAGES, FOLDERS):
+        bench.target.rows.create_table(each)
+    for child, parent in REFERS.items():
+        refers = f"FOREIGN KEY (ref) REFERENCES {dialect.table_name(parent)} (id)"
+        session.run(f"ALTER TABLE {dialect.table_name(child)} ADD {refers}")
+    changes, rows = family_log(random.Random(seed), 800, keys=60, goes=0.02)
+    sent = applied = 0
+    for at in range(0, len(changes), 200):
+        done = bench.apply(*[[change] for change in changes[at : at + 200]])
+        sent, applied = sent + done.statements, applied + done.changes
+    for each, left in rows.items():
+        assert bench.rows(each) == content(list(left.values())), f"seed {seed}"
+    assert applied == 800 and sent < 400
+    with pytest.raises(ConflictError, match=rf"seqno {bench.applied + 2}, table shop\.pages, key \(id=101\)"):
+        bench.apply([insert(PAGES, (100, None, 0))], [insert(PAGES, (101, 99, 0))], [insert(PAGES, (102, None, 0))])
+    assert bench.rows(PAGES) == content(list(rows[PAGES].values()))
 
 
 def child_of_items(bench: Bench, action: str) -> TableMap:

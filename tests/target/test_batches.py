@@ -7,16 +7,46 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from fix_target import ID, INTEGER, ITEMS, MOVES, TEXT, Model, Row, column, content, delete, insert, table, update
+from fix_target import (
+    AUTHORS,
+    BOOKS,
+    FOLDERS,
+    ID,
+    INTEGER,
+    ITEMS,
+    MOVES,
+    PAGES,
+    REFERS,
+    TEXT,
+    Family,
+    Model,
+    Row,
+    column,
+    content,
+    delete,
+    family_log,
+    insert,
+    orphan,
+    table,
+    update,
+)
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.target.batches import BATCH_BYTES, GATHER_ROWS, Batch, Placed, batch_inserts, batch_up, net_effect
 from tranlog.target.binding import BATCH_ROWS, Binding, BoundColumn, Form, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import PostgresForms
+from tranlog.target.related import Related, related
 from tranlog.types import UNCHANGED, Value
 
 
-def bind(table: TableMap, unique: Sequence[str] = ("id",), *, order_unseen: bool = False) -> Binding:
+def bind(
+    table: TableMap,
+    unique: Sequence[str] = ("id",),
+    *,
+    order_unseen: bool = False,
+    related: Related | None = None,
+    acts: bool = False,
+) -> Binding:
     """A table at a PostgreSQL that has it as it is."""
     categories = {INTEGER: "integer", TEXT: "text"}
     columns = {
@@ -25,7 +55,7 @@ def bind(table: TableMap, unique: Sequence[str] = ("id",), *, order_unseen: bool
     }
     bound = [BoundColumn(index=i, name=c.name, source=c, target=columns[c.name]) for i, c in enumerate(table.columns)]
     target = TargetTable(columns=columns, unique=frozenset(unique), place="ctid", order_unseen=order_unseen)
-    return Binding(table, target, table.table, bound, PostgresForms())
+    return Binding(table, target, table.table, bound, PostgresForms(), related, lambda: acts)
 
 
 BINDINGS = {each: bind(each) for each in (ITEMS, MOVES)}
@@ -156,6 +186,107 @@ def test_only_known_tables_are_gathered() -> None:
     assert not bind(ITEMS, ("id", "n"), order_unseen=True).gathers
     assert not bind(ITEMS, ("n",), order_unseen=True).gathers
     assert not bind(loose, order_unseen=True).gathers
+    assert not bind(ITEMS, order_unseen=True, related=Related(depth=1, circle=True, referred=True, own=False)).gathers
+
+
+# --- where foreign keys see an order --------------------------------------------------------------------------------
+
+
+REFERENCES = [((child.schema, child.table), (parent.schema, parent.table)) for child, parent in REFERS.items()]
+
+
+def bind_related(table: TableMap, *, acts: bool = False) -> Binding:
+    """As `bind`, at a target that has the foreign keys of the family."""
+    how = related((AUTHORS.schema, table.table), REFERENCES)
+    return bind(table, order_unseen=True, related=how, acts=acts)
+
+
+FAMILY = {each: bind_related(each) for each in (AUTHORS, BOOKS, PAGES, FOLDERS)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Who is referred to comes first and goes last, whatever else is changed.
+        (
+            [insert(PAGES, (1, None, 0)), insert(BOOKS, (1, None, 0)), insert(AUTHORS, (1, None, 0))]
+            + [update(AUTHORS, (2, None, 0), (2, None, 1)), insert(PAGES, (2, 1, 0))],
+            ["INSERT authors 1", "INSERT books 1", "INSERT pages 2", "UPDATE authors 1"],
+        ),
+        (
+            [delete(AUTHORS, (1, None, 0)), delete(BOOKS, (1, 2, 0)), update(AUTHORS, (2, None, 0), (2, None, 1))]
+            + [delete(PAGES, (1, 2, 0)), delete(BOOKS, (2, 2, 0))],
+            ["UPDATE authors 1", "DELETE pages 1", "DELETE books 2", "DELETE authors 1"],
+        ),
+        # Rows that come and rows that others may refer to do not meet; a leaf may go beside both.
+        (
+            [insert(AUTHORS, (1, None, 0)), delete(AUTHORS, (2, None, 0)), insert(AUTHORS, (2, None, 0))],
+            ["INSERT authors 1", "DELETE authors 1", "INSERT authors 1"],
+        ),
+        (
+            [insert(PAGES, (1, 1, 0)), delete(PAGES, (2, 1, 0)), insert(PAGES, (2, 1, 5))],
+            ["INSERT pages 1", "DELETE pages 1", "INSERT pages 1"],
+        ),
+        # What comes after a row has gone does not pass it.
+        (
+            [delete(AUTHORS, (1, None, 0)), update(AUTHORS, (1, None, 0), (1, None, 1))],
+            ["DELETE authors 1", "UPDATE authors 1"],
+        ),
+        ([delete(AUTHORS, (1, None, 0))] * 2, ["DELETE authors 1", "DELETE authors 1"]),
+    ],
+)
+def test_what_is_gathered_of_related_tables(changes: list[Change], expected: list[str]) -> None:
+    assert cut(*changes, bindings=FAMILY) == expected
+
+
+def test_rows_that_take_others_with_them_pass_nothing() -> None:
+    acts = {**FAMILY, AUTHORS: bind_related(AUTHORS, acts=True)}
+    changes = [insert(BOOKS, (1, 1, 0)), delete(AUTHORS, (1, None, 0)), insert(BOOKS, (2, 2, 0))]
+    assert cut(*changes, bindings=acts) == ["INSERT books 1", "DELETE authors 1", "INSERT books 1"]
+
+
+def test_rows_of_a_table_that_refers_to_itself_go_one_after_the_other() -> None:
+    """A server may look for what refers to a row while others of the statement are still there."""
+    changes = [delete(FOLDERS, (2, 1, 0)), insert(AUTHORS, (1, None, 0)), delete(FOLDERS, (1, None, 0))]
+    assert cut(*changes, bindings=FAMILY) == ["DELETE folders 1", "INSERT authors 1", "DELETE folders 1"]
+
+
+def test_nothing_passes_the_change_that_a_table_was_altered_before() -> None:
+    """The same name, and another binding: keys of both are the same rows."""
+    wider = table("authors", *AUTHORS.columns, column("more", INTEGER, "int(11)"))
+    bindings = {**FAMILY, wider: bind_related(wider)}
+    changes = [
+        insert(AUTHORS, (1, None, 0)),
+        insert(wider, (2, None, 0, 1)),
+        update(AUTHORS, (2, None, 0), (2, None, 1)),
+    ]
+    assert cut(*changes, bindings=bindings) == ["INSERT authors 1", "INSERT authors 1", "UPDATE authors 1"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("keys", "goes", "most"), [(8, 0.4, 400), (60, 0.02, 120)])
+def test_references_hold_after_each_statement(keys: int, goes: float, most: int, seed: int) -> None:
+    """As a database asks that checks them there; each change finds the row that the log's order has it find."""
+    changes, wanted = family_log(random.Random(seed), 400, keys=keys, goes=goes)
+    rows: Family = {one: {} for one in FAMILY}
+    batches = 0
+    names = {binding.name: one for one, binding in FAMILY.items()}
+    for item in batch_up(placed(*changes), lambda table, seqno: FAMILY[table]):
+        assert isinstance(item, Batch)
+        batches += 1
+        words = item.form.sql.split()
+        of = rows[names[words[1 if item.form.op == Op.UPDATE else 2]]]
+        for sent in item.rows:
+            key = sent[0]
+            assert isinstance(key, int)
+            if item.form.op != Op.INSERT:
+                assert of.pop(key) == sent[:3], f"seed {seed}"
+            if item.form.op != Op.DELETE:
+                assert key not in of, f"seed {seed}"
+                of[key] = sent[-3:]
+        assert orphan(rows) is None, f"seed {seed}: after {item.form.sql}"
+    assert rows == wanted
+    assert batches < most
 
 
 def test_what_is_gathered_is_bounded() -> None:

@@ -4,7 +4,7 @@ Owns the cutting, and the net effect of a stream where that is asked for. Leaves
 to `binding`, sending to the sessions. The hard idea: a batch is a run. Changes of one form that follow each other
 are one statement; the first that differs ends it, so that the order at the target is the log's. Only where nothing at
 the target could tell the difference (`Binding.gathers`) do changes of different keys pass each other, to join others of
-their form; those of one key never do. Pure.
+their form; those of one key never do, and foreign keys find the rows that they look for. Pure.
 """
 
 from __future__ import annotations
@@ -46,46 +46,103 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     bytes: int
 
 
-class _Gathered:
-    """Changes of tables where only the order within a key matters: by table, how often the key changed, and form."""
+class _GatheredTable:
+    """Changes of one table: by how often the key changed before, and form, the rows; apart from them those that go."""
 
-    __slots__ = ("_tables", "bytes", "rows")
+    __slots__ = ("binding", "gone", "levels", "seen")
 
-    def __init__(self) -> None:
-        self._tables: dict[int, tuple[dict[Any, int], list[dict[Form, list[Row]]]]] = {}
-        self.rows = self.bytes = 0
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.seen: dict[Any, int] = {}
+        self.levels: list[dict[Form, list[Row]]] = []
+        self.gone: dict[Any, Row] = {}
 
-    def add(self, binding: Binding, form: Form, row: Row) -> None:
+    def add(self, form: Form, row: Row) -> None:
         """Take a change in: after those of its key, beside those of its form."""
-        table = self._tables.get(id(binding))
-        if table is None:
-            table = self._tables[id(binding)] = {}, []
-        seen, levels = table
-        key = binding.key_of(row)
-        level = seen.get(key, -1) + 1
-        seen[key] = level
-        if level == len(levels):
-            levels.append({})
-        rows = levels[level].get(form)
+        key = self.binding.key_of(row)
+        level = self.seen.get(key, -1) + 1
+        self.seen[key] = level
+        if level == len(self.levels):
+            self.levels.append({})
+        rows = self.levels[level].get(form)
         if rows is None:
-            levels[level][form] = [row]
+            self.levels[level][form] = [row]
         else:
             rows.append(row)
+
+
+class _Gathered:
+    """Changes of tables where only the order within a key matters, and what foreign keys see of it.
+
+    Of tables with foreign keys, rows that come go out first, those that others refer to before these; rows that
+    others may refer to go last, the other way around. Both at once are not gathered: one might be in place of another.
+    """
+
+    __slots__ = ("_comes", "_goes", "_tables", "bytes", "rows")
+
+    def __init__(self) -> None:
+        self._tables: dict[str, _GatheredTable] = {}
+        self.rows = self.bytes = 0
+        self._comes = self._goes = False
+
+    def add(self, binding: Binding, form: Form, row: Row) -> bool:
+        """Take a change in, if it may join what is there: else that has to go out before it."""
+        table = self._tables.get(binding.name)
+        if table is None:
+            table = self._tables[binding.name] = _GatheredTable(binding)
+        elif table.binding is not binding:
+            return False  # the table was altered in between
+        if binding.related is None:
+            table.add(form, row)
+        elif form is binding.insert:
+            if self._goes:
+                return False
+            self._comes = True
+            table.add(form, row)
+        elif not binding.related.referred:
+            table.add(form, row)
+        elif table.gone and binding.key_of(row) in table.gone:
+            return False
+        elif form is not binding.delete:
+            table.add(form, row)
+        elif self._comes:
+            return False
+        else:
+            self._goes = True
+            table.gone[binding.key_of(row)] = row
         self.rows += 1
         if binding.has_heavy:
             self.bytes += binding.weigh(row)
+        return True
 
     def pour(self) -> Iterator[Batch]:
         """Yield everything and forget it; the first batch tells the bytes of all."""
         size = self.bytes
-        for _, levels in self._tables.values():
-            for level in levels:
-                for form, rows in level.items():
-                    for at in range(0, len(rows), form.limit):
-                        yield Batch(form, rows[at : at + form.limit], size)
-                        size = 0
+        for form, rows in self._in_order():
+            for at in range(0, len(rows), form.limit):
+                yield Batch(form, rows[at : at + form.limit], size)
+                size = 0
         self._tables.clear()
         self.rows = self.bytes = 0
+        self._comes = self._goes = False
+
+    def _in_order(self) -> Iterator[tuple[Form, list[Row]]]:
+        related = sorted([one for one in self._tables.values() if one.binding.related is not None], key=_depth)
+        for table in related:
+            came = table.levels[0].pop(table.binding.insert, None) if table.levels else None
+            if came is not None:
+                yield table.binding.insert, came
+        for table in self._tables.values():
+            for level in table.levels:
+                yield from level.items()
+        for table in reversed(related):
+            if table.gone and table.binding.delete is not None:
+                yield table.binding.delete, list(table.gone.values())
+
+
+def _depth(table: _GatheredTable) -> int:
+    assert table.binding.related is not None
+    return table.binding.related.depth
 
 
 def batch_up(
@@ -115,12 +172,14 @@ def batch_up(
             table = change.table
             binding = bind(table, seqno)
         wanted, row = binding.place(change)
-        if binding.gathers and wanted.limit > 1:
+        if binding.gathers and not wanted.ordered:
             if rows:
                 assert form is not None
                 yield Batch(form, rows, size)
                 rows, form, size = [], None, 0
-            gathered.add(binding, wanted, row)
+            if not gathered.add(binding, wanted, row):
+                yield from gathered.pour()
+                gathered.add(binding, wanted, row)
             if gathered.rows >= GATHER_ROWS or gathered.bytes >= BATCH_BYTES:
                 yield from gathered.pour()
             continue

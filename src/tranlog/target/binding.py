@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 from uuid import UUID
 
-from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.change import Column, Op, RowChange, TableMap, TableName
+from tranlog.target.related import Related
 from tranlog.target.target import RefusedError
 from tranlog.types import (
     F32,
@@ -104,8 +105,10 @@ class TargetTable:
     engine: str = ""
     """Of a table whose changes no rollback takes back: what stores it."""
     order_unseen: bool = False
-    """Whether nothing at the target sees in which order rows of different keys change within a target transaction: no
-    trigger, rule or foreign key from or to the table, and one unique index. False where that is not known."""
+    """Whether nothing at the target but foreign keys sees in which order rows of different keys change within a target
+    transaction: no trigger, no rule and one unique index. False where that is not known."""
+    name: TableName = ("", "")
+    """Schema and name at the target, where `order_unseen`."""
     unlogged: bool = False
     """Whether a crash of the server empties it, or a part of it, while positions stay."""
     copies: bool = False
@@ -124,8 +127,8 @@ class CopyForm:
 class Form:
     """A statement for up to `limit` rows. `bind` makes its parameters out of rows, as the session wants them.
 
-    `distinct`: rows of one key must not share a statement, since it would touch the row once only. Raises UnfitError
-    from `bind`.
+    `distinct`: rows of one key must not share a statement, since it would touch the row once only. `ordered`: nothing
+    may pass these rows, whatever the table allows. Raises UnfitError from `bind`.
     """
 
     op: Op
@@ -133,6 +136,7 @@ class Form:
     bind: Callable[[Sequence[Row]], Sequence[Any]]
     limit: int = BATCH_ROWS
     distinct: bool = False
+    ordered: bool = False
     one: Form | None = None
     """The same for one row at a time, where a kind does few rows faster so."""
     copy: CopyForm | None = None
@@ -243,9 +247,22 @@ def _equal_by_value(a: Value, b: Value) -> bool:
 
 
 class Binding:
-    """One source table at the target. Threads: one at a time."""
+    """One source table at the target. Threads: one at a time.
 
-    def __init__(self, table: TableMap, target: TargetTable, name: str, columns: Sequence[BoundColumn], forms: Forms):
+    `related`: what foreign keys see of it, None for nothing. `acts`: whether one of those to this table deletes or
+    changes rows where one of it goes; it is asked once, for the first that goes.
+    """
+
+    def __init__(
+        self,
+        table: TableMap,
+        target: TargetTable,
+        name: str,
+        columns: Sequence[BoundColumn],
+        forms: Forms,
+        related: Related | None = None,
+        acts: Callable[[], bool] = lambda: False,
+    ):
         self.table = table
         self.name = name
         self._target = target
@@ -261,19 +278,23 @@ class Binding:
         self._key_may_be_null = any(column.source.nullable for column in self._key)
         self.gathers = (
             target.order_unseen
+            and (related is None or not related.circle)
             and bool(self._key)
             and not self._key_may_be_null
             and target.unique == {column.target.name for column in self._key}
         )
-        """Whether changes of different keys may pass each other, so that those of one form go out together."""
+        """Whether changes of different keys may pass each other, so that those of one form go out together. Of a
+        table with foreign keys only as far as these do not see it."""
+        self.related = related
+        self._acts = acts if self.gathers and related is not None and related.referred else None
         self.key_of: Callable[[Row], Any] = itemgetter(*[c.index for c in self._key]) if self._key else tuple
         heavy = heavy_columns(table)
-        self._heavy = tuple(heavy)
-        self._heavy_twice = tuple(heavy + [i + self._width for i in heavy])
+        # By the length of a row: an UPDATE's has both images.
+        self._heavy = {self._width: heavy, 2 * self._width: heavy + [i + self._width for i in heavy]}
         self.has_heavy = bool(heavy)
         insert = forms.insert(name, columns)
         self.insert = self._relax(insert if target.copies else replace(insert, copy=None))
-        self._delete = self._relax(forms.delete(name, self._key)) if self._key else None
+        self.delete = self._relax(forms.delete(name, self._key)) if self._key else None
         self._updates: dict[tuple[int, ...], Form] = {}
         self._images: dict[tuple[tuple[int, ...] | None, tuple[bool, ...]], Form] = {}
 
@@ -283,18 +304,26 @@ class Binding:
         if before is None:
             assert after is not None
             return self.insert, after
-        if self._delete is None or (self._key_may_be_null and self._has_null_key(before)):
+        if self.delete is None or (self._key_may_be_null and self._has_null_key(before)):
             return self._place_by_image(before, after)
         if after is None:
-            return self._delete, before
+            if self._acts is not None:
+                self._ask_acts(self.delete, self._acts)
+            return self.delete, before
         changed = self._changed(before, after)
         form = self._updates.get(changed)
         if form is None:
             columns = [self._columns[i] for i in changed]
             alone = any(c.target.name in self._target.unique or c in self._key for c in columns)
             form = self._relax(self._forms.update(self.name, columns, self._key, width=self._width, alone=alone))
+            form = replace(form, ordered=True) if alone else form
             self._updates[changed] = form
         return form, before + after
+
+    def _ask_acts(self, delete: Form, acts: Callable[[], bool]) -> None:
+        self._acts = None
+        if acts() or (self.related is not None and self.related.own):
+            self.delete = replace(delete, ordered=True)
 
     def _relax(self, form: Form) -> Form:
         """Return a form that leaves out the checks that the source left out."""
@@ -351,7 +380,7 @@ class Binding:
 
     def weigh(self, row: Row) -> int:
         """Return the bytes of those values of a row that may be of any size; the others are taken as small."""
-        return weigh(row, self._heavy if len(row) == self._width else self._heavy_twice)
+        return weigh(row, self._heavy[len(row)])
 
 
 def key_text(change: RowChange) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ from tranlog.target.edits import Behind, TablesHere, UnfollowedError, behind, em
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import by_hand, rows_are_here, rule, shortened, source_of, stopped, text_of
+from tranlog.target.related import Related, related
 from tranlog.target.session import (
     Cell,
     LockTimeoutError,
@@ -71,6 +73,34 @@ def open_database(
     return Target(dialect.kind, where, parts)
 
 
+class _ForeignKeys:
+    """What those at the target say of its tables, as far as it was asked. Threads: one at a time."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.forget()
+
+    def forget(self) -> None:
+        """Ask again from now on."""
+        self._acting: dict[TableName, bool] = {}
+        self._all: list[tuple[TableName, TableName]] | None = None
+
+    def act_on(self, table: TableMap) -> bool:
+        """Whether one deletes or changes rows of others where rows of a table go."""
+        name = (table.schema, table.table)
+        if name not in self._acting:
+            self._acting[name] = bool(self._session.losing(table))
+        return self._acting[name]
+
+    def related(self, target: TargetTable) -> Related | None:
+        """Return how a table stands to others, where that alone sees an order of its rows."""
+        if not target.order_unseen:
+            return None
+        if self._all is None:
+            self._all = self._session.references()
+        return related(target.name, self._all)
+
+
 @dataclass(eq=False)
 class SqlRows:
     """The tables of a database, over one session; see Rows for its methods. Threads: one at a time."""
@@ -84,8 +114,6 @@ class SqlRows:
     """By a name here: the source's table that has it. This and what was warned of outlive the connection."""
     warned: set[str]
     bindings: dict[TableMap, Binding] = field(default_factory=dict)
-    losers: dict[TableName, bool] = field(default_factory=dict)
-    """As far as it was asked: the answers of `acted_on`."""
     pipeline: str = ""
     """Whose rows are written; empty until some are."""
     followed: set[Behind] = field(default_factory=set)
@@ -95,6 +123,7 @@ class SqlRows:
 
     def __post_init__(self) -> None:
         self.once = Once(self.session, self.dialect)
+        self.foreign_keys = _ForeignKeys(self.session)
 
     def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         self.pipeline = advance.pipeline
@@ -113,12 +142,11 @@ class SqlRows:
     def discard(self) -> None:
         # The operator will mend a table, or one that this transaction made is gone with it.
         self.bindings.clear()
-        self.losers.clear()
+        self.foreign_keys.forget()
 
     def forget_tables(self) -> None:
         """Forget what every table is, after a statement that may have changed any."""
-        self.bindings.clear()
-        self.losers.clear()
+        self.discard()
         self.homes.clear()
 
     def warn(self, about: str, message: str, *values: object) -> None:
@@ -190,7 +218,9 @@ class SqlRows:
                 self._check_held(table, seqno)
             target, columns = self._columns(table, seqno)
             name = self.dialect.table_name(table)
-            binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
+            keys = self.foreign_keys
+            how, acts = keys.related(target), partial(keys.act_on, table)
+            binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms, how, acts)
         return binding
 
     def _follow(self, table: TableMap, seqno: Seqno | None) -> None:
@@ -366,13 +396,6 @@ class SqlRows:
     def losing(self, table: TableName) -> list[TableName]:
         return self.session.losing(named(*table))
 
-    def acted_on(self, table: TableMap) -> bool:
-        """Whether foreign keys act here when rows of a table go."""
-        name = (table.schema, table.table)
-        if name not in self.losers:
-            self.losers[name] = bool(self.losing(name))
-        return self.losers[name]
-
     def slow_references(self) -> list[tuple[TableName, TableName, str]]:
         return self.session.slow_references()
 
@@ -505,7 +528,8 @@ class _Writing:
         else:
             stream = self._stream()
         yield from batch_up(
-            net_effect(stream, self.rows.acted_on) if self.rows.options.net_effect else stream, self.rows.bind
+            net_effect(stream, self.rows.foreign_keys.act_on) if self.rows.options.net_effect else stream,
+            self.rows.bind,
         )
 
     def _inserts(self, unit: ApplyUnit) -> Generator[Batch, None, Iterator[Change]]:

@@ -114,7 +114,9 @@ _CHECKS: Final = """
 SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS
  WHERE CONSTRAINT_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2 AND LEVEL = 'Column'"""
 _TABLE_TYPE: Final = """
-SELECT TABLE_TYPE, IF(TABLE_TYPE IN ('VIEW', 'SEQUENCE') OR e.TRANSACTIONS = 'YES', '', COALESCE(t.ENGINE, 'not known'))
+SELECT TABLE_TYPE,
+       IF(TABLE_TYPE IN ('VIEW', 'SEQUENCE') OR e.TRANSACTIONS = 'YES', '', COALESCE(t.ENGINE, 'not known')),
+       TABLE_SCHEMA, TABLE_NAME
   FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2"""
 _TABLE_TYPES: Final = ("BASE TABLE", "SYSTEM VERSIONED")
@@ -426,20 +428,27 @@ class MariadbSession:
                 retypes=bool(retypes),
                 generated=bool(generated),
                 moves=bool(moves),
-                digits=precision
-                if precision is not None
-                else scale
-                if kind in ("decimal", "float", "double")
-                else None,
+                digits=scale if precision is None and kind in ("decimal", "float", "double") else precision,
                 length=self._timestamps_end if kind == "timestamp" else length,
                 collation=collation or "",
                 check=checks.get(name, ""),
                 labels=catalog_labels(declared),
             )
-        # Updates that change a key go row by row, so no column needs to be known as unique.
         if kinds[0][0] == "SYSTEM VERSIONED" and not period:
             period = {"row_start", "row_end"}  # hidden
-        return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1], period=frozenset(period))
+        kind, engine, schema, name = kinds[0]
+        unique, triggers, why = _indexes(self, schema, name, kind)
+        order_unseen = len(unique) == 1 and not triggers and not why and not engine
+        return TargetTable(
+            name=(schema, name),
+            columns=columns,
+            # Updates that change a key go row by row, so columns need not be known as unique for their own sake.
+            unique=frozenset(unique[0]) if order_unseen else frozenset(),
+            place="",
+            engine=engine,
+            period=frozenset(period),
+            order_unseen=order_unseen,
+        )
 
     def keys(self, table: TableMap) -> TargetKeys | None:
         names = (fit_name(table.schema) if table.schema else "", fit_name(table.table))
@@ -447,27 +456,19 @@ class MariadbSession:
         if not found:
             return None
         schema, name, kind = found[0]
-        unique: dict[str, list[str]] = {}
-        why = "" if kind == "BASE TABLE" else f"it is {kind.lower()}"
-        for index, column, prefix, inexact in self.fetch(_KEY_INDEXES, (schema, name)):
-            unique.setdefault(index, []).append(column)
-            why = why or ("a key of a prefix" if prefix else "a key of inexact numbers" if inexact else "")
+        unique, triggers, why = _indexes(self, schema, name, kind)
         own: dict[str, list[str]] = {}
         there: dict[str, tuple[TableName, list[str]]] = {}
         for key, column, to_schema, to, to_column in self.fetch(_KEY_REFERENCES, (schema, name)):
             own.setdefault(key, []).append(column)
             there.setdefault(key, ((to_schema, to), []))[1].append(to_column)
-        if not why and not has_right([row[0] for row in self.fetch("SHOW GRANTS")], ["TRIGGER"], schema):
-            why = f"its triggers are hidden from this user; GRANT TRIGGER ON {quote(schema)}.* shows them"
-        if not why and "WITHOUT OVERLAPS" in self.fetch(f"SHOW CREATE TABLE {quote(schema)}.{quote(name)}")[0][1]:
-            why = "WITHOUT OVERLAPS"
         actions = [one for (one,) in self.fetch(_KEY_ACTIONS, (schema, name))]
         return TargetKeys(
             name=(schema, name),
             texts={one: text_equality(collation) for one, collation in self.fetch(_KEY_TEXTS, (schema, name))},
-            unique=tuple([tuple(columns) for columns in unique.values()]),
+            unique=tuple(map(tuple, unique)),
             references=tuple([(tuple(own[key]), to, tuple(columns)) for key, (to, columns) in there.items()]),
-            triggers=tuple([trigger for (trigger,) in self.fetch(_KEY_TRIGGERS, (schema, name))]),
+            triggers=tuple(triggers),
             actions=f"foreign keys of {', '.join(actions)} change its rows" if actions else "",
             why=why,
         )
@@ -585,6 +586,20 @@ class MariadbSession:
 
     def close(self) -> None:
         close(self._connection)
+
+
+def _indexes(session: MariadbSession, schema: str, name: str, kind: str) -> tuple[list[list[str]], list[str], str]:
+    """Return the columns of a table's unique indexes, its triggers, and why these are not all; empty: they are."""
+    unique: dict[str, list[str]] = {}
+    why = "" if kind == "BASE TABLE" else f"it is {kind.lower()}"
+    for index, column, prefix, inexact in session.fetch(_KEY_INDEXES, (schema, name)):
+        unique.setdefault(index, []).append(column)
+        why = why or ("a key of a prefix" if prefix else "a key of inexact numbers" if inexact else "")
+    if not why and not has_right([row[0] for row in session.fetch("SHOW GRANTS")], ["TRIGGER"], schema):
+        why = f"its triggers are hidden from this user; GRANT TRIGGER ON {quote(schema)}.* shows them"
+    if not why and "WITHOUT OVERLAPS" in session.fetch(f"SHOW CREATE TABLE {quote(schema)}.{quote(name)}")[0][1]:
+        why = "WITHOUT OVERLAPS"
+    return list(unique.values()), [one for (one,) in session.fetch(_KEY_TRIGGERS, (schema, name))], why
 
 
 class _UnseenError(Exception):

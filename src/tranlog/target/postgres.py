@@ -96,11 +96,13 @@ SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND
        a.attnotnull AND a.attidentity = '' AND NOT EXISTS (
            SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary AND a.attnum = ANY (p.indkey)),
        NOT (c.relhasrules OR c.relrowsecurity),
-       c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
-       AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1,
+       c.relkind = 'r' AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
+       AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1
+       AND NOT EXISTS (SELECT FROM pg_trigger g LEFT JOIN pg_constraint f ON f.oid = g.tgconstraint
+                        WHERE g.tgrelid = c.oid AND f.contype IS DISTINCT FROM 'f'),
        EXISTS (SELECT FROM pg_class u WHERE u.relpersistence = 'u'
                AND (u.oid = c.oid OR u.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))),
-       a.attidentity = 'a'
+       n.nspname, c.relname, a.attidentity = 'a'
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -489,9 +491,15 @@ class PostgresSession:
                 length=_length(typname, typmod),
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
-        copies, order_unseen, unlogged = rows[0][10:13]
+        copies, order_unseen, unlogged, *named = rows[0][10:15]
         return TargetTable(
-            columns=columns, unique=unique, place="ctid", copies=copies, order_unseen=order_unseen, unlogged=unlogged
+            name=tuple(named),
+            columns=columns,
+            unique=unique,
+            place="ctid",
+            copies=copies,
+            order_unseen=order_unseen,
+            unlogged=unlogged,
         )
 
     def keys(self, table: TableMap) -> TargetKeys | None:
