@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from frame import Bench, Must, Question, at_least, run
 from shop import CatchUp, applied, configure, python, watch
@@ -236,13 +236,13 @@ def nothing() -> Iterator[TargetOptions]:
 
 
 @contextmanager
-def fresh_postgres(server: PostgresServer) -> Iterator[TargetOptions]:
-    """A database of its own, with the first rows."""
+def fresh_postgres(server: PostgresServer, triggers: Literal["fire", "off"] = "fire") -> Iterator[TargetOptions]:
+    """A database of its own, with the first rows. A subscription lets no trigger run, so it checks no foreign key."""
     name = f"bench{server.execute('SELECT count(*) FROM pg_database')[0][0]}"
     server.execute(f"CREATE DATABASE {name}")
     prepare(server, name)
     server.execute("CHECKPOINT")
-    yield TargetOptions(kind="postgres", dsn=server.dsn(name))
+    yield TargetOptions(kind="postgres", dsn=server.dsn(name), triggers=triggers)
 
 
 @contextmanager
@@ -369,6 +369,8 @@ def measure(bench: Bench) -> None:
             compare("PostgreSQL, 4 channels / 1", ours, rate(place_of, channels=1, more=""), at_least(1.3, stretch=1.6))
             theirs = partial(subscription, publisher, target, transactions)
             compare("PostgreSQL, 4 channels / subscription", ours, theirs, at_least(1.0, stretch=1.3))
+            unchecked = rate(partial(fresh_postgres, target, triggers="off"))
+            compare("PostgreSQL, 4 channels without triggers / subscription", unchecked, theirs)
             one = rate(place_of, hot, channels=1, more="")
             compare("PostgreSQL, hot row, 4 channels / 1", rate(place_of, hot), one, at_least(0.85, stretch=0.95))
         quick: dict[str, Any] = {"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0}

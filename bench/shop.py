@@ -44,6 +44,7 @@ dir = "{log}"
 [target]
 kind = "{kind}"
 {where} = "{place}"
+triggers = "{triggers}"
 
 [pipeline]
 channels = {channels}
@@ -194,7 +195,9 @@ def fresh_target(server: PostgresServer, shop: Shop) -> TargetOptions:
 def configure(conf: Path, log: Path, options: TargetOptions, *, channels: int, more: str = "") -> None:
     """Write a configuration for `tranlog apply`, of a log that may have gone to other targets before this new one."""
     where, place = ("path", options.path) if options.path else ("dsn", options.dsn)
-    text = _CONFIG.format(log=log, kind=options.kind, where=where, place=place, channels=channels)
+    text = _CONFIG.format(
+        log=log, kind=options.kind, where=where, place=place, triggers=options.triggers, channels=channels
+    )
     conf.write_text(text + more)
     drop_hold(str(log), PIPELINE)  # else the new target would be taken for one that lost its position
 
