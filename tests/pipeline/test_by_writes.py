@@ -89,10 +89,28 @@ def test_a_transaction_goes_where_most_of_what_it_waits_for_is() -> None:
 
 def test_a_channel_that_is_too_far_ahead_gets_no_more() -> None:
     assignment = Assignment(plan(2, bounds=WritesBounds(lead=10)))
-    log = [writes((Use.ROW, 1), changes=changes) for changes in (10, 1, 1, 1)]
+    log = [writes((Use.ROW, 1), (Use.ROW, 2)), writes((Use.ROW, 2), changes=20), *[writes((Use.ROW, 1))] * 2]
     found = assign_all(assignment, *log)
     assert [one.owner for one in found] == [0, 0, 1, 1]
-    assert [one.waits for one in found] == [(), (), ((0, Seqno(2)),), ()], "nobody waits for his own channel"
+    assert [one.waits for one in found] == [(), (), ((0, Seqno(1)),), ()], "nobody waits for his own channel"
+
+
+def test_a_chain_stays_on_its_channel() -> None:
+    """However far that is ahead: another one would wait for all of it. What does not wait so long goes elsewhere."""
+    assignment = Assignment(plan(2, bounds=WritesBounds(lead=10)))
+    chain = [writes((Use.ROW, 1), changes=changes) for changes in (10, 1, 1, 1)]
+    assert [one.owner for one in assign_all(assignment, *chain)] == [0, 0, 0, 0]
+    assert assignment.assign(Seqno(5), writes((Use.ROW, 2))).owner == 1
+    assert assignment.assign(Seqno(6), writes((Use.ROW, 1))).owner == 0
+
+
+@pytest.mark.parametrize(("changes", "owner"), [(1_000, 0), (1_030, 0), (1_040, 1)])
+def test_of_two_with_as_much_the_one_with_the_last_of_it_has_it(changes: int, owner: int) -> None:
+    """So the other one's group stays open. Not if it is ahead by more than a 32nd: then the less loaded."""
+    assignment = Assignment(plan(2))
+    log = [writes((Use.KEY, 1)), writes((Use.KEY, 2), changes=1_000), writes((Use.KEY, 1), changes=changes)]
+    assert [one.owner for one in assign_all(assignment, *log)] == [0, 1, 0]
+    assert assignment.assign(Seqno(4), writes((Use.ROW, 1), (Use.ROW, 2))).owner == owner
 
 
 def test_without_what_to_wait_for_the_least_loaded_has_it() -> None:
@@ -234,9 +252,9 @@ def test_the_plan_in_force_is_the_last_one_begun() -> None:
 def test_a_plan_is_stored_as_text() -> None:
     made = plan(tables=(ODD, TRIGGER, CASCADE), missed=(STOCK,), alone=True, filters="abc", counted=3, serial=1)
     assert WritesPlan.parse(made.text()) == made
-    later = made.text().replace('"version":1', '"version":2')
+    later = made.text().replace('"version":2', '"version":3')
     assert later != made.text()
-    with pytest.raises(ConfigError, match=r"version 2; this release knows 1.*position anew"):
+    with pytest.raises(ConfigError, match=r"version 3; this release knows 2.*position anew"):
         WritesPlan.parse(later)
     for text in ("", "{}", "[1]", made.text()[:-1]):
         with pytest.raises(ConfigError, match="not of this release"):

@@ -39,7 +39,7 @@ from tranlog.write_set import (
 NOBODY: Final = -2
 """The owner of a transaction without changes: every channel passes over it."""
 
-RULE_VERSION: Final = 1
+RULE_VERSION: Final = 2
 """Of the assignment. Another result for the same headers is another version."""
 TABLES_MAX: Final = 1_000
 """A plan that would hold more tables than this begins with those that were touched since the last one."""

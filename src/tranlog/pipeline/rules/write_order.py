@@ -21,6 +21,12 @@ from tranlog.write_item import NUMBER_BYTES, ROWS, Touches, pass_tables
 
 _HEADS_MAX: Final = 4_096
 _SLOTS_FIRST: Final = 1_024
+_TIE_PART: Final = 32
+"""Of two channels with as much of what a transaction waits for, the one with the last of it gets it, if it is ahead of
+the other by no more than such a part of what that one has had, or of `lead` where that is less."""
+_LATE_PART: Final = 4
+"""A channel is not too far ahead where it has done what it has by no more than such a part of `lead` after all that the
+transaction waits for: another one would wait as long."""
 _SLOT: Final = 4
 """Numbers of a slot: the hash, plus one; the last transaction with it as a KEY; the last with it as a ROW since; where
 the last with it as a REFERENCE since begin, one of each channel. A transaction is its place in `_owners` plus one; 0 is
@@ -47,6 +53,8 @@ class WriteOrder:
     __slots__ = (
         "_channels",
         "_counts",
+        "_done",
+        "_ends",
         "_first",
         "_keys",
         "_latest",
@@ -54,6 +62,7 @@ class WriteOrder:
         "_loads",
         "_look",
         "_owners",
+        "_ready",
         "_references",
         "_rows",
         "_seen",
@@ -76,13 +85,18 @@ class WriteOrder:
         self._references = vec[i64]([0])
         self._first: i64 = -1
         self._owners = vec[i64]()
+        # If a row change took one unit of time: when each transaction ends, and when a channel has done what it has.
+        self._ends = vec[i64]()
+        self._done = vec[i64](none)
         # Of the transaction at hand: its hashes, KEYs and then ROWs in front; by channel how many come before it, and
-        # the place of the last of these, plus one. Of each transaction at which look it was counted last.
+        # the place of the last of these, plus one; when all of these end. Of each transaction at which look it was
+        # counted last.
         self._values = vec[i64]()
         self._keys: i64 = 0
         self._rows: i64 = 0
         self._counts = vec[i64](none)
         self._latest = vec[i64](none)
+        self._ready: i64 = 0
         self._seen = vec[i64]()
         self._look: i64 = 0
 
@@ -158,19 +172,20 @@ class WriteOrder:
         self._keys, self._rows = counts[0], counts[1]
 
     def _place(self, seqno: i64) -> i64:
-        """Return the place of a transaction, which has one in `_owners` and `_seen` from now on."""
+        """Return the place of a transaction, which has one in `_owners`, `_ends` and `_seen` from now on."""
         if self._first < 0:
             self._first = seqno
         place = seqno - self._first
-        owners, seen = self._owners, self._seen
+        owners, ends, seen = self._owners, self._ends, self._seen
         while len(owners) <= place:
-            owners, seen = append(owners, 0), append(seen, 0)
-        self._owners, self._seen = owners, seen
+            owners, ends, seen = append(owners, 0), append(ends, 0), append(seen, 0)
+        self._owners, self._ends, self._seen = owners, ends, seen
         return place
 
     def _look_back(self) -> None:
         """Count by channel the transactions that must come before the one at hand."""
         self._look += 1
+        self._ready = 0
         for channel in range(self._channels):
             self._counts[channel] = 0
             self._latest[channel] = 0
@@ -196,23 +211,41 @@ class WriteOrder:
         self._counts[channel] += 1
         if mark > self._latest[channel]:
             self._latest[channel] = mark
+        if self._ends[mark - 1] > self._ready:
+            self._ready = self._ends[mark - 1]
 
     def _channel(self) -> i64:
-        """Return the channel with most of what comes before; the least loaded where that is too far ahead, or none."""
-        loads, counts = self._loads, self._counts
+        """Return the channel with most of what comes before; the least loaded where that is too far ahead, or none.
+
+        Of several with most: the one with the last of it, so that groups of transactions are few, unless it is ahead.
+        Too far ahead is none where what comes before ends so late that another channel would have to wait as long.
+        """
+        loads, counts, latest = self._loads, self._counts, self._latest
         least: i64 = 0
         most: i64 = 0
+        last: i64 = 0
         for channel in range(1, self._channels):
             if loads[channel] < loads[least]:
                 least = channel
             more = counts[channel] - counts[most]
             if more > 0 or (more == 0 and loads[channel] < loads[most]):
                 most = channel
-        return least if not counts[most] or loads[most] - loads[least] > self._lead else most
+            more = counts[channel] - counts[last]
+            if more > 0 or (more == 0 and latest[channel] > latest[last]):
+                last = channel
+        if loads[last] - loads[most] <= min(self._lead, loads[most]) // _TIE_PART:
+            most = last
+        if not counts[most]:
+            return least
+        if loads[most] - loads[least] <= self._lead or self._done[most] - self._ready <= self._lead // _LATE_PART:
+            return most
+        return least
 
     def _note(self, place: i64, channel: i64, changes: i64) -> None:
         self._loads[channel] += changes
         self._owners[place] = channel
+        end = max(self._done[channel], self._ready) + changes
+        self._done[channel] = self._ends[place] = end
         values = self._values
         self.entries += len(values)
         mark: i64 = place + 1
