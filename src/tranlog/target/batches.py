@@ -92,24 +92,17 @@ class _Gathered:
             table = self._tables[binding.name] = _GatheredTable(binding)
         elif table.binding is not binding:
             return False  # the table was altered in between
-        if binding.related is None:
-            table.add(form, row)
-        elif form is binding.insert:
-            if self._goes:
-                return False
-            self._comes = True
-            table.add(form, row)
-        elif not binding.related.referred:
-            table.add(form, row)
-        elif table.gone and binding.key_of(row) in table.gone:
+        comes = goes = False
+        if binding.related is not None:
+            comes, goes = form is binding.insert, form is binding.delete and binding.related.referred
+        if (comes and self._goes) or (goes and self._comes) or (table.gone and binding.key_of(row) in table.gone):
             return False
-        elif form is not binding.delete:
-            table.add(form, row)
-        elif self._comes:
-            return False
-        else:
+        self._comes |= comes
+        if goes:
             self._goes = True
             table.gone[binding.key_of(row)] = row
+        else:
+            table.add(form, row)
         self.rows += 1
         if binding.has_heavy:
             self.bytes += binding.weigh(row)
