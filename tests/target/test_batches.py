@@ -218,7 +218,7 @@ FAMILY = {each: bind_related(each) for each in (AUTHORS, BOOKS, PAGES, FOLDERS)}
             + [delete(PAGES, (1, 2, 0)), delete(BOOKS, (2, 2, 0))],
             ["UPDATE authors 1", "DELETE pages 1", "DELETE books 2", "DELETE authors 1"],
         ),
-        # Rows that come and rows that others may refer to do not meet; a leaf may go beside both.
+        # What comes in the place of a row that has gone waits; a leaf may go beside what comes.
         (
             [insert(AUTHORS, (1, None, 0)), delete(AUTHORS, (2, None, 0)), insert(AUTHORS, (2, None, 0))],
             ["INSERT authors 1", "DELETE authors 1", "INSERT authors 1"],

@@ -75,15 +75,14 @@ class _Gathered:
     """Changes of tables where only the order within a key matters, and what foreign keys see of it.
 
     Of tables with foreign keys, rows that come go out first, those that others refer to before these; rows that
-    others may refer to go last, the other way around. Both at once are not gathered: one might be in place of another.
+    others may refer to go last, the other way around. Nothing is gathered that comes after its row has gone.
     """
 
-    __slots__ = ("_comes", "_goes", "_tables", "bytes", "rows")
+    __slots__ = ("_tables", "bytes", "rows")
 
     def __init__(self) -> None:
         self._tables: dict[str, _GatheredTable] = {}
         self.rows = self.bytes = 0
-        self._comes = self._goes = False
 
     def add(self, binding: Binding, form: Form, row: Row) -> bool:
         """Take a change in, if it may join what is there: else that has to go out before it."""
@@ -92,14 +91,9 @@ class _Gathered:
             table = self._tables[binding.name] = _GatheredTable(binding)
         elif table.binding is not binding:
             return False  # the table was altered in between
-        comes = goes = False
-        if binding.related is not None:
-            comes, goes = form is binding.insert, form is binding.delete and binding.related.referred
-        if (comes and self._goes) or (goes and self._comes) or (table.gone and binding.key_of(row) in table.gone):
+        if table.gone and binding.key_of(row) in table.gone:
             return False
-        self._comes |= comes
-        if goes:
-            self._goes = True
+        if form is binding.delete and binding.related is not None and binding.related.referred:
             table.gone[binding.key_of(row)] = row
         else:
             table.add(form, row)
@@ -117,7 +111,6 @@ class _Gathered:
                 size = 0
         self._tables.clear()
         self.rows = self.bytes = 0
-        self._comes = self._goes = False
 
     def _in_order(self) -> Iterator[tuple[Form, list[Row]]]:
         related = sorted([one for one in self._tables.values() if one.binding.related is not None], key=_depth)
