@@ -125,7 +125,10 @@ def draw_rows_plan(rng: random.Random) -> dict[str, object]:
 def draw_bounds(rng: random.Random) -> WritesBounds:
     """Draw when plans begin, how even the channels are, and when channel 0 runs alone."""
     return WritesBounds(
-        every=rng.choice((25, 60, 16_384)), lead=rng.choice((0, 5, 2_000)), serial_in=rng.choice((5, 200))
+        every=rng.choice((25, 60, 16_384)),
+        lead=rng.choice((0, 5, 2_000)),
+        serial_in=rng.choice((5, 200)),
+        judged=rng.choice((40, 1_000, 100_000)),
     )
 
 

@@ -41,7 +41,7 @@ WRITE_SETS = {
         "one-reference",
         "of the references to a value one is remembered, not one on each channel",
         "                self._references[begin + channel] = mark\n",
-        "                for other in range(self._channels):\n"
+        "                for other in range(len(self._loads)):\n"
         "                    self._references[begin + other] = mark if other == channel else 0\n",
         module=_ORDER,
     ): "wrong order|held back",

@@ -117,8 +117,12 @@ class Model:
         changing: bool = False,
         tokens: bool = True,
         replacements: int = 1,
+        judged: int = 1_000,
     ) -> None:
-        """`every`: seqnos of plan points; `planned`: one was at 0; `changing`: the target's tables change once."""
+        """`every`: seqnos of plan points; `planned`: one was at 0; `changing`: the target's tables change once.
+
+        `judged`: transactions after which channels that wait for each other end a stretch.
+        """
         self.log = log
         self.channels = channels
         self.changing = changing
@@ -130,7 +134,7 @@ class Model:
         self.writes = [None, *map(write_set, log)]
         keys = max([len(done) for done in log if done not in (STEP, UNSEEN)], default=1)
         plain = tuple(PlannedTable(table=("s", str(key)), keys=(1,)) for key in range(keys))
-        bounds = WritesBounds(every=every, lead=1, serial_in=2)
+        bounds = WritesBounds(every=every, lead=1, serial_in=2, judged=judged)
         first = WritesPlan(from_seqno=Seqno(0), channels=channels, tables=plain, bounds=bounds)
         self.tables = (first, replace(first, tables=(replace(plain[0], why="a trigger"), *plain[1:])))
         self.plans: list[WritesPlan | None] = [None, first]
@@ -417,6 +421,7 @@ def drawn(seed: int, *, lengths: tuple[int, ...] = (4, 5), keys: int = 3) -> Mod
         planned=chance.random() < 0.8,
         changing=chance.random() < 0.5,
         tokens=chance.random() < 0.7,
+        judged=chance.choice((2, 1_000, 1_000)),
     )
 
 

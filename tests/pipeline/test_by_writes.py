@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from fix_effort import few_of
 from mutants.rewriting import Mutant
@@ -22,7 +24,10 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.by_writes import (
     ALONE,
+    CROWDED,
     NOBODY,
+    ORDINARY,
+    RULE_VERSION,
     Assigned,
     Assignment,
     PlannedTable,
@@ -33,6 +38,7 @@ from tranlog.pipeline.rules.by_writes import (
     resume,
 )
 from tranlog.pipeline.rules.channels import SERIAL, Publish, Skip
+from tranlog.pipeline.rules.write_order import Estimate
 from tranlog.write_item import encode_write_set
 from tranlog.write_set import ANYTHING, Operations, Use, WriteKind, WriteSet, WrittenTable
 
@@ -237,6 +243,48 @@ def test_a_stretch_too_short_to_be_judged_counts_for_the_next_one() -> None:
     assert stretch(twice, row).alone, "as long as nothing else is known"
 
 
+def pairs(chance: random.Random, values: int, count: int) -> list[WriteSet]:
+    """Each of `count` transactions changes two rows of `values`."""
+    return [writes(*[(Use.ROW, key) for key in chance.sample(range(values), 2)], changes=2) for _ in range(count)]
+
+
+def test_where_channels_wait_for_each_other_the_stretch_ends_and_channel_0_runs_alone() -> None:
+    chance, bounds = random.Random(1), WritesBounds(judged=50, lead=4)
+    crowd, apart = pairs(chance, 30, 200), pairs(chance, 100_000, 200)
+    assigned = assign_all(Assignment(plan(bounds=bounds)), *crowd)
+    assert next(at for at, one in enumerate(assigned, 1) if one.point) == 101
+    alone = stretch(plan(bounds=bounds), *crowd[:101])
+    assert (alone.crowded, alone.alone, alone.bounds, alone.why_alone) == (True, False, bounds, CROWDED)
+    assert assign_all(Assignment(alone), *crowd) == [Assigned(owner=0, why=CROWDED)] * 200, "and no plan begins early"
+    assert stretch(alone, *crowd).crowded and not stretch(alone, *apart).crowded
+    assert stretch(alone, *apart[:40]).crowded, "as long as nothing else is known"
+    assert not any(one.point for one in assign_all(Assignment(plan(bounds=bounds)), *apart))
+    settled = [*crowd[:50], *apart[:100]] * 2
+    assert not any(one.point for one in assign_all(Assignment(plan(bounds=bounds)), *settled)), "once is not enough"
+    assert not stretch(plan(bounds=bounds), *apart).crowded
+    assert not any(one.point for one in assign_all(Assignment(plan(1, bounds=bounds)), *crowd)), "of one channel"
+    never = plan(bounds=WritesBounds(judged=50, lead=4, commit=0))
+    assert not any(one.point for one in assign_all(Assignment(never), *crowd))
+    assert not Assignment(alone).next_plan(Seqno(1), never).crowded
+
+
+def test_how_long_channels_take_counts_groups_and_commits() -> None:
+    """A row change is one unit; what another waits for is committed before, and so is what a channel has that waits."""
+    found = Estimate(2, commit=10, judged=4)
+    assert found.gain() == 0
+
+    def take(mark: int, channel: int, changes: int, latest: list[int]) -> int:
+        found.take(channel, mark, changes, vec[i64](latest))
+        return found.gain()
+
+    take(1, 0, 30, [0, 0])
+    assert take(2, 1, 30, [0, 0]) == 60 * 100 // 30
+    assert take(3, 1, 20, [1, 2]) == 80 * 100 // (30 + 10 + 20), "after the commits of both, at one time"
+    assert not found.crowded
+    assert take(4, 0, 40, [0, 3]) == 120 * 100 // (30 + 10 + 20 + 10 + 40), "after another one of channel 1"
+    assert take(5, 0, 10, [0, 3]) == 130 * 100 // 120, "which has that transaction in the target by now"
+
+
 def test_a_table_whose_dependency_was_missed_stays_serial() -> None:
     assignment = Assignment(plan(missed=(STOCK,)))
     assert assignment.next_plan(Seqno(0), plan(), [ORDERS]).missed == (ORDERS, STOCK)
@@ -252,9 +300,9 @@ def test_the_plan_in_force_is_the_last_one_begun() -> None:
 def test_a_plan_is_stored_as_text() -> None:
     made = plan(tables=(ODD, TRIGGER, CASCADE), missed=(STOCK,), alone=True, filters="abc", counted=3, serial=1)
     assert WritesPlan.parse(made.text()) == made
-    later = made.text().replace('"version":2', '"version":3')
+    later = made.text().replace(f'"version":{RULE_VERSION}', f'"version":{RULE_VERSION + 1}')
     assert later != made.text()
-    with pytest.raises(ConfigError, match=r"version 3; this release knows 2.*position anew"):
+    with pytest.raises(ConfigError, match=r"version 4; this release knows 3.*position anew"):
         WritesPlan.parse(later)
     for text in ("", "{}", "[1]", made.text()[:-1]):
         with pytest.raises(ConfigError, match="not of this release"):
@@ -266,7 +314,7 @@ def test_a_restart_assigns_as_whoever_went_on() -> None:
         chance = random.Random(seed)
         log = [None, *map(write_set, draw(chance, 12, 3))]
         tables = tuple(PlannedTable(table=("s", str(key)), keys=(1,)) for key in range(3))
-        given = plan(tables=tables, bounds=WritesBounds(lead=3))
+        given = plan(tables=tables, bounds=WritesBounds(lead=3, judged=chance.choice((4, 1_000))))
         going_on = Assignment(given)
         for position in range(len(log) - 1):
             again, _ = resume(given, Seqno(position), log.__getitem__)
@@ -285,8 +333,12 @@ def item_of(one: WriteSet) -> bytes:
     return encode_write_set(one.kind, one.changes, [(int(it.operations), it.keys) for it in one.tables], one.touches)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_nothing(alone: bool) -> None:
+@pytest.mark.parametrize(
+    ("given_plan", "judged"), [({}, 1_000), ({"alone": True}, 1_000), ({"crowded": True}, 1_000), ({}, 20)]
+)
+def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_nothing(
+    given_plan: dict[str, bool], judged: int
+) -> None:
     """No plan point, no critical shard, nothing that waits for something in its group, nothing that was not learned."""
     passed = held = read = 0
     for seed in range(20):
@@ -297,7 +349,7 @@ def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_noth
             else writes(*[(chance.choice(list(Use)), chance.randrange(9)) for _ in range(chance.randint(0, 3))])
             for _ in range(60)
         ]
-        given = plan(2, alone=alone, bounds=WritesBounds(every=50, lead=3, serial_in=2))
+        given = plan(2, **given_plan, bounds=WritesBounds(every=50, lead=3, serial_in=2, judged=judged))
         every, one = Assignment(given), Assignment(given)
         channel = seed % 2
         passing = one.passing(channel, frozenset({b"critical"}))
@@ -321,9 +373,9 @@ def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_noth
                     assert one.assign(Seqno(seqno), told) == assigned, (seed, seqno)
                 else:
                     read += 1
-                    assert Assigned(owner=own[0], waits=own[1]) == assigned, (seed, seqno)
+                    assert Assigned(owner=own[0], waits=own[1], why=given.why_alone) == assigned, (seed, seqno)
                 held += isinstance(verdict, Publish) and assigned.owner == 1 - channel
-                if assigned.owner >= 0 and assigned.why in ("", ALONE):
+                if assigned.owner >= 0 and assigned.why in ORDINARY:
                     passing.learn(names, item)
             if isinstance(verdict, Publish):
                 walk.published_up_to(walk.passed)
@@ -332,7 +384,7 @@ def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_noth
                 today = plan(2)
                 assert one.next_plan(Seqno(seqno), today) == every.next_plan(Seqno(seqno), today)
                 break
-    assert passed > 100 and (alone or (held > 10 and read > 100))
+    assert passed > 100 and (given_plan or (held > 10 and read > 100))
 
 
 def test_what_is_no_whole_write_set_is_not_passed() -> None:
@@ -361,6 +413,7 @@ def test_what_is_no_whole_write_set_is_not_passed() -> None:
             (2, {"every": 2, "changing": True}, 10),
             (2, {"planned": False, "every": 3}, 20),
             (2, {"tokens": False}, 40),
+            (2, {"judged": 2, "every": 3}, 20),
             (3, {}, 80),
             (3, {"every": 2, "changing": True}, 120),
         ],

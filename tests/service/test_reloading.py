@@ -99,7 +99,7 @@ def test_every_key_of_the_plan_is_one_of_the_file(conf: Path) -> None:
     conf.write_text(START.replace("channels = 3", "channels = 4").replace('assignment = "hash"', shards))
     found = file.read_again()
     assert found.at_restart == () and found.change(options).shard_plan() != options.shard_plan()
-    others = {"shards.independent_triggers", "shards.commit_order"}  # these need another `by`
+    others = {"shards.independent_triggers", "shards.commit_order", "shards.commit_cost"}  # these need another `by`
     more = {"pipeline.channels", "shards.list"} | others
     assert more | {f"shards.{key}" for key in values} == PLAN_KEYS
 

@@ -24,7 +24,7 @@ from tranlog.pipeline.applying.group import Taken
 from tranlog.pipeline.applying.task import ChannelTask
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.rules.by_writes import (
-    ALONE,
+    ORDINARY,
     Assigned,
     Assignment,
     PlannedTable,
@@ -152,6 +152,7 @@ class WriteOwners:
 
     def _go_on(self, assignment: Assignment) -> None:
         self._assignment = assignment
+        self._why_alone = "" if assignment.plan is None else assignment.plan.why_alone
         self._passing = None if self._sees_all else assignment.passing(self._task.channel, self._critical_raw)
 
     def _stored(self, position: Seqno) -> WritesPlan | None:
@@ -199,9 +200,9 @@ class WriteOwners:
             shard = header.shard_id.encode() if self._critical else b""
             known = self._passing.assign(seqno, shard, header.tables, header.write_set)
         if known is not None:
-            return Assigned(owner=known[0], waits=known[1], doubted=seqno == self._doubted)
+            return Assigned(owner=known[0], waits=known[1], why=self._why_alone, doubted=seqno == self._doubted)
         assigned = self._assignment.assign(seqno, self._writes(header))
-        if self._passing is not None and header.tables and assigned.owner >= 0 and assigned.why in ("", ALONE):
+        if self._passing is not None and header.tables and assigned.owner >= 0 and assigned.why in ORDINARY:
             self._passing.learn(header.tables, header.write_set, assigned.more)
         return replace(assigned, doubted=True) if seqno == self._doubted else assigned
 
@@ -299,7 +300,7 @@ class WriteOwners:
             channels=task.plan.channels,
             tables=tables,
             filters=task.plan.filters,
-            bounds=BOUNDS,
+            bounds=replace(BOUNDS, commit=task.plan.commit_cost),
         )
         self._next = self._assignment.next_plan(self._point, today, missed)
         return self._next.text()

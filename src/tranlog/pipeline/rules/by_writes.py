@@ -19,8 +19,8 @@ from tranlog.change import TableName
 from tranlog.errors import ConfigError
 from tranlog.header import Passes
 from tranlog.ids import Seqno
-from tranlog.pipeline.rules.channels import SERIAL, Await, Finish, Publish, Skip, Take, Verdict, Walk
-from tranlog.pipeline.rules.write_order import Passing, WriteOrder, with_more
+from tranlog.pipeline.rules.channels import COMMIT_COST, SERIAL, Await, Finish, Publish, Skip, Take, Verdict, Walk
+from tranlog.pipeline.rules.write_order import Estimate, Passing, WriteOrder, with_more
 from tranlog.target.target import TargetKeys, TextEquality
 from tranlog.write_item import Touches
 from tranlog.write_set import (
@@ -39,10 +39,16 @@ from tranlog.write_set import (
 NOBODY: Final = -2
 """The owner of a transaction without changes: every channel passes over it."""
 
-RULE_VERSION: Final = 2
+RULE_VERSION: Final = 3
 """Of the assignment. Another result for the same headers is another version."""
 TABLES_MAX: Final = 1_000
 """A plan that would hold more tables than this begins with those that were touched since the last one."""
+ALONE: Final = "channel 0 runs alone: too many were serial before"
+CROWDED: Final = "channel 0 runs alone: the channels would wait for each other"
+ORDINARY: Final = ("", ALONE, CROWDED)
+"""What of `Assigned.why` says nothing of the transaction itself."""
+_GAIN_AGAIN: Final = 133
+"""All channels run again where they are so fast, in percent of one: more than no gain, so that it is seldom tried."""
 _ALONE_PART: Final = 8
 """A stretch on channel 0 alone is by so much shorter than another one: a burst of statements may be over by then."""
 
@@ -169,15 +175,21 @@ class WritesBounds:
     serial_in: int = 200
     """Where more than one transaction in so many was serial, the next stretch, a shorter one, runs on channel 0
     alone."""
+    judged: int = 1_000
+    """After each so many transactions it is asked whether the channels wait for each other so often that one alone
+    takes no longer: if so twice in a row the stretch ends, and the next one runs on channel 0 alone."""
+    commit: int = COMMIT_COST
+    """A commit takes as long as so many row changes, for that question; 0: it is not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritesPlan:
     """What the assignment of the transactions after `from_seqno`, a plan point, is computed from, beside their headers.
 
-    `alone`: they all run on channel 0. `counted` and `serial`: transactions not judged yet for that, steps of a load
-    apart, and those among them that were serial. `missed`: tables of which a write set has not told everything.
-    `filters`: a hash of the pipeline's filters; headers do not show what those make of a transaction.
+    `alone`: they all run on channel 0, since many were serial. `counted` and `serial`: transactions not judged yet for
+    that, steps of a load apart, and those among them that were serial. `crowded`: they all run on channel 0, since the
+    channels would wait for each other. `missed`: tables of which a write set has not told everything. `filters`: a hash
+    of the pipeline's filters; headers do not show what those make of a transaction.
     """
 
     from_seqno: Seqno
@@ -188,8 +200,14 @@ class WritesPlan:
     alone: bool = False
     counted: int = 0
     serial: int = 0
+    crowded: bool = False
     bounds: WritesBounds = WritesBounds()
     version: int = RULE_VERSION
+
+    @property
+    def why_alone(self) -> str:
+        """Why channel 0 runs alone; empty: it does not."""
+        return ALONE if self.alone else CROWDED if self.crowded else ""
 
     def serial_tables(self) -> dict[str, str]:
         """Return the tables whose transactions run alone, with the reason."""
@@ -240,7 +258,6 @@ class Assigned:
     more: Touches | None = None
 
 
-ALONE: Final = "channel 0 runs alone: too many were serial before"
 _NOBODY: Final = Assigned(owner=NOBODY)
 _ROWS: Final = bytes([WriteKind.ROWS])
 _SERIAL_KINDS: Final = {
@@ -273,7 +290,10 @@ class Assignment:
         self.plan = plan
         self._tables = {} if plan is None else {one.table: one for one in plan.tables}
         self._serial = 0 if plan is None else plan.serial
-        self.order = WriteOrder(1, 0) if plan is None else WriteOrder(plan.channels, plan.bounds.lead, plan.counted)
+        bounds = WritesBounds() if plan is None else plan.bounds
+        channels, counted = (1, 0) if plan is None else (plan.channels, plan.counted)
+        estimate = Estimate(channels, commit=bounds.commit, judged=bounds.judged)
+        self.order = WriteOrder(channels, bounds.lead, estimate, counted)
         self.lacking: set[TableName] = set()
         """Tables that headers have named since, and that the plan does not know."""
 
@@ -299,20 +319,20 @@ class Assignment:
         point = (
             seqno % plan.bounds.every == 0
             or self.order.entries >= plan.bounds.entries
-            or bool(unseen and not plan.alone)
+            or bool((unseen or self.order.estimate.crowded) and not plan.why_alone)
         )
         if point:
             return Assigned(owner=SERIAL, point=True, why=why or "a plan begins")
         if nothing:
             return _NOBODY
-        if plan.alone:
-            return Assigned(owner=0, why=why or ALONE)
         if why:
-            return Assigned(owner=SERIAL, why=why)
+            return Assigned(owner=0 if plan.why_alone else SERIAL, why=why)
         assert isinstance(writes, WriteSet)
         more = self._of_texts(writes)
         touches = writes.touches if more is None else with_more(writes.touches, more)
         owner, waits = self.order.assign(seqno, writes.changes, touches)
+        if plan.why_alone:  # what it would be is asked all the same, for the next plan
+            return Assigned(owner=0, why=plan.why_alone, more=more)
         return Assigned(owner=owner, waits=waits, more=more)
 
     def _of_texts(self, writes: WriteSet) -> Touches | None:
@@ -339,7 +359,7 @@ class Assignment:
             channel=channel,
             every=bounds.every,
             entries=bounds.entries,
-            alone=plan.alone,
+            alone=bool(plan.why_alone),
             critical=critical,
         )
 
@@ -380,6 +400,10 @@ class Assignment:
             alone = serial * today.bounds.serial_in > counted
             counted = serial = 0
         bounds = today.bounds
+        crowded = before is not None and before.crowded and bounds.commit > 0
+        estimate = self.order.estimate
+        if estimate.taken >= bounds.judged:
+            crowded = estimate.gain() < _GAIN_AGAIN if crowded else estimate.crowded
         if alone:
             bounds = replace(bounds, every=min(bounds.every, max(bounds.every // _ALONE_PART, bounds.serial_in)))
         all_missed = {*missed, *(() if before is None else before.missed)}
@@ -390,6 +414,7 @@ class Assignment:
             alone=alone,
             counted=counted,
             serial=serial,
+            crowded=crowded,
             missed=tuple(sorted(all_missed)),
         )
 

@@ -78,6 +78,9 @@ class CommitOrder(enum.StrEnum):
 IN_A_ROW: Final = 64
 """How many consecutive seqnos go to one channel where the source's order is kept; another number is another plan."""
 
+COMMIT_COST: Final = 100
+"""As how many row changes a commit counts by write sets, unless said otherwise; measured at a local server: 127."""
+
 KEY_SHARD: Final = "#KEY "
 """How the name of a shard begins that is a key's value; its channel is its hash, and is not stored."""
 
@@ -91,7 +94,8 @@ class ShardPlan:
     column of each table, `schema.table`, sorted; a table without one is a shard of its own. `triggers` (by `writes`)
     are those at the target that read and write nothing that another transaction may touch, sorted; `filters` is a hash
     of the pipeline's. `in_a_row` (by `writes`): so many consecutive seqnos go to one channel, and the target gets all
-    transactions in the source's order; 0: whose write sets have nothing in common come in any.
+    transactions in the source's order; 0: whose write sets have nothing in common come in any. `commit_cost` (by
+    `writes`): as how many row changes a commit counts where it is asked whether the channels gain over one; 0: they do.
     """
 
     channels: int
@@ -104,6 +108,7 @@ class ShardPlan:
     triggers: tuple[str, ...] = ()
     filters: str = ""
     in_a_row: int = 0
+    commit_cost: int = COMMIT_COST
 
     def check(self) -> None:
         """Raise ConfigError for a plan that cannot work."""
@@ -122,6 +127,9 @@ class ShardPlan:
             raise ConfigError(option="shards.independent_triggers", value=self.triggers, why='needs by = "writes"')
         if self.by is not ShardBy.WRITES and self.in_a_row:
             raise ConfigError(option="shards.commit_order", value=CommitOrder.SOURCE.value, why='needs by = "writes"')
+        if self.commit_cost != COMMIT_COST and (self.by is not ShardBy.WRITES or self.commit_cost < 0):
+            why = 'needs by = "writes"' if self.by is not ShardBy.WRITES else "must be 0 or more"
+            raise ConfigError(option="shards.commit_cost", value=self.commit_cost, why=why)
         for shard, channel in self.mapping:
             if not 0 <= channel < self.channels:
                 why = f"channels are numbered 0 to {self.channels - 1}"
@@ -149,6 +157,8 @@ class ShardPlan:
             fields["filters"] = self.filters
         if self.in_a_row:
             fields["in_a_row"] = self.in_a_row
+        if self.commit_cost != COMMIT_COST:
+            fields["commit_cost"] = self.commit_cost
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -167,6 +177,7 @@ class ShardPlan:
                 triggers=tuple(map(str, fields.get("triggers", ()))),
                 filters=str(fields.get("filters", "")),
                 in_a_row=int(fields.get("in_a_row", 0)),
+                commit_cost=int(fields.get("commit_cost", COMMIT_COST)),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             why = "the target's tranlog_pipeline row does not hold a rule of this release; take the pipeline over anew"
@@ -283,6 +294,9 @@ class PlanOptions:
     commit_order: CommitOrder = CommitOrder.ANY
     """By `writes`, in which order the target gets transactions that touch nothing in common: `any`, which is faster, or
     `source`."""
+    commit_cost: int = COMMIT_COST
+    """By `writes`, as how many row changes a commit at the target counts. Where channels wait for each other so often
+    that by this one channel is as fast as all, one applies everything for a while; 0: never."""
 
     def plan(self, channels: int, filters: str = "") -> ShardPlan:
         """Return the plan for so many channels; `filters` is a hash of the pipeline's."""
@@ -297,6 +311,7 @@ class PlanOptions:
             triggers=tuple(sorted(self.independent_triggers)),
             filters=filters if self.by is ShardBy.WRITES else "",
             in_a_row=IN_A_ROW if self.commit_order is CommitOrder.SOURCE else 0,
+            commit_cost=self.commit_cost,
         )
 
 

@@ -4,7 +4,7 @@ Owns the measure (`PathFinder`), computed from headers alone. A transaction begi
 ended, and takes as long as it has row changes, at least one; one that must run alone begins when all before it have
 ended, and nothing begins before its end. The longest chain of such transactions is the critical path: no number of
 channels is faster. How near the rule comes is computed with the rule itself, on so many channels; a commit, a wait
-and a read cost nothing there, and the target has the source's keys.
+and a read cost nothing there but what they count in the rule, and the target has the source's keys.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ the other by no more than such a part of what that one has had, or of `lead` whe
 _LATE_PART: Final = 4
 """A channel is not too far ahead where it has done what it has by no more than such a part of `lead` after all that the
 transaction waits for: another one would wait as long."""
+_GROUP: Final = 5_000
+"""Row changes of a full group of transactions, for the estimate."""
 _SLOT: Final = 4
 """Numbers of a slot: the hash, plus one; the last transaction with it as a KEY; the last with it as a ROW since; where
 the last with it as a REFERENCE since begin, one of each channel. A transaction is its place in `_owners` plus one; 0 is
@@ -42,16 +44,104 @@ def with_more(touches: Touches, more: Touches) -> Touches:
     return touches[0] + more[0], touches[1] + more[1], touches[2] + more[2]
 
 
+class Estimate:
+    """How long the channels take for what they were assigned, if a row change takes one unit of time. Threads: one.
+
+    `commit`: how many units a commit takes; 0: it is never crowded. A channel commits its group of transactions when
+    that is full, when another channel waits for something in it, and before it waits itself. `taken`: how many
+    transactions there were. `crowded`: one channel is as fast as all were for the last two times `judged` of them; for
+    the first of a plan it is often, until what belongs together has come to one channel.
+    """
+
+    __slots__ = (
+        "_at",
+        "_bad",
+        "_before",
+        "_changes",
+        "_commit",
+        "_judged",
+        "_last",
+        "_open",
+        "_sent",
+        "_sent_at",
+        "crowded",
+        "taken",
+    )
+
+    def __init__(self, channels: int, *, commit: int, judged: int) -> None:
+        none = [0] * channels
+        self.taken = 0
+        self.crowded = False
+        self._judged = judged
+        self._bad = 0
+        self._before = 0, 0
+        self._commit: i64 = commit
+        self._changes: i64 = 0
+        # By channel: when it has done what it has; the row changes of its group; its last transaction; the last one
+        # that it has committed, and when.
+        self._at = vec[i64](none)
+        self._open = vec[i64](none)
+        self._last = vec[i64](none)
+        self._sent = vec[i64](none)
+        self._sent_at = vec[i64](none)
+
+    def take(self, channel: i64, mark: i64, changes: i64, latest: vec[i64]) -> None:
+        """Note that a channel has the next transaction; `latest` has by channel the last one that comes before it."""
+        ready: i64 = 0
+        for other in range(len(latest)):
+            if other != channel and latest[other]:
+                if latest[other] > self._sent[other]:
+                    self._send(other)
+                ready = max(ready, self._sent_at[other])
+        if ready > self._at[channel]:
+            if self._open[channel]:
+                self._send(channel)
+            self._at[channel] = max(ready, self._at[channel])
+        self._changes += changes
+        self._at[channel] += changes
+        self._open[channel] += changes
+        self._last[channel] = mark
+        if self._open[channel] >= _GROUP:
+            self._send(channel)
+        self.taken += 1
+        if self.taken % self._judged == 0 and len(latest) > 1 and self._commit > 0:
+            self._judge()
+
+    def _judge(self) -> None:
+        one, longest = self._times()
+        was_one, was_longest = self._before
+        self._bad = self._bad + 1 if one - was_one <= longest - was_longest else 0
+        self._before = one, longest
+        self.crowded = self._bad > 1
+
+    def _send(self, channel: i64) -> None:
+        self._at[channel] += self._commit
+        self._open[channel] = 0
+        self._sent[channel] = self._last[channel]
+        self._sent_at[channel] = self._at[channel]
+
+    def gain(self) -> int:
+        """Return how fast the channels are together, in percent of one channel that has all of it."""
+        one, longest = self._times()
+        return one * 100 // max(1, longest)
+
+    def _times(self) -> tuple[int, int]:
+        """Return how long one channel takes for all of it, and the one of these that takes longest for what it has."""
+        longest: i64 = 0
+        for at in self._at:
+            longest = max(longest, at)
+        return self._changes + self._changes // _GROUP * self._commit, longest
+
+
 class WriteOrder:
     """The transactions after a plan point, assigned one after the other. Threads: one.
 
     `lead`: by how many row changes a channel may be ahead of the least loaded and still get what depends on it.
-    `entries` and `counted`: how many hashes were noted; transactions that count for whether the next stretch runs
-    on channel 0 alone.
+    `estimate`: of how long that takes. `entries` and `counted`: how many hashes were noted; transactions that count for
+    whether many were serial.
     """
 
     __slots__ = (
-        "_channels",
         "_counts",
         "_done",
         "_ends",
@@ -71,12 +161,13 @@ class WriteOrder:
         "_values",
         "counted",
         "entries",
+        "estimate",
     )
 
-    def __init__(self, channels: int, lead: int, counted: int = 0) -> None:
+    def __init__(self, channels: int, lead: int, estimate: Estimate, counted: int = 0) -> None:
         self.counted = counted
         self.entries = 0
-        self._channels: i64 = channels
+        self.estimate = estimate
         self._lead: i64 = lead
         none = [0] * channels
         self._loads = vec[i64](none)
@@ -116,7 +207,7 @@ class WriteOrder:
         channel = self._channel()
         waits: list[tuple[int, Seqno]] = []
         latest, first = self._latest, self._first
-        for other in range(self._channels):
+        for other in range(len(self._loads)):
             if latest[other] and other != channel:
                 waits.append((other, Seqno(first + latest[other] - 1)))
         self._note(place, channel, changes)
@@ -136,7 +227,7 @@ class WriteOrder:
         channel = self._channel()
         if channel == whose:
             return False
-        if whose < self._channels and self._latest[whose] and self._first + self._latest[whose] - 1 > published:
+        if whose < len(self._loads) and self._latest[whose] and self._first + self._latest[whose] - 1 > published:
             return False
         self._note(place, channel, changes)
         return True
@@ -186,7 +277,7 @@ class WriteOrder:
         """Count by channel the transactions that must come before the one at hand."""
         self._look += 1
         self._ready = 0
-        for channel in range(self._channels):
+        for channel in range(len(self._loads)):
             self._counts[channel] = 0
             self._latest[channel] = 0
         values, slots = self._values, self._slots
@@ -200,7 +291,7 @@ class WriteOrder:
                 self._count(slots[slot + 2])
             if at < kept and slots[slot + 3]:
                 begin = slots[slot + 3]
-                for channel in range(self._channels):
+                for channel in range(len(self._loads)):
                     self._count(self._references[begin + channel])
 
     def _count(self, mark: i64) -> None:
@@ -224,7 +315,7 @@ class WriteOrder:
         least: i64 = 0
         most: i64 = 0
         last: i64 = 0
-        for channel in range(1, self._channels):
+        for channel in range(1, len(loads)):
             if loads[channel] < loads[least]:
                 least = channel
             more = counts[channel] - counts[most]
@@ -242,6 +333,7 @@ class WriteOrder:
         return least
 
     def _note(self, place: i64, channel: i64, changes: i64) -> None:
+        self.estimate.take(channel, place + 1, changes, self._latest)
         self._loads[channel] += changes
         self._owners[place] = channel
         end = max(self._done[channel], self._ready) + changes
@@ -271,7 +363,7 @@ class WriteOrder:
                 if not begin:
                     references = self._references
                     begin = len(references)
-                    for _ in range(self._channels):
+                    for _ in range(len(self._loads)):
                         references = append(references, 0)
                     self._references = references
                     slots[slot + 3] = begin
@@ -302,8 +394,9 @@ def _slot_of(slots: vec[i64], value: i64) -> i64:
 class Passing:
     """What one channel may pass over by the bytes of headers, while `order` goes on. Threads: one.
 
-    `every` and `entries`: where plan points are, as `WritesBounds` has them. `alone`: all are channel 0's. Transactions
-    of the shards `critical` are not passed. `published`: the channel's position at the target.
+    `every` and `entries`: where plan points are, as `WritesBounds` has them. `alone`: all are channel 0's, whatever
+    `order` says. Transactions of the shards `critical` are not passed. `published`: the channel's position at the
+    target.
     """
 
     __slots__ = ("_alone", "_channel", "_critical", "_entries", "_every", "_heads", "_order", "published")
@@ -341,7 +434,9 @@ class Passing:
             changes, end, more = self._read(seqno, shard, tables, item)
             if not changes or (self._alone and not self._channel):
                 return False
-            if not self._alone and not order.passes(seqno, changes, item, end, more, self._channel, self.published):
+            if self._alone:
+                order.assign_read(seqno, changes, item, end, more)
+            elif not order.passes(seqno, changes, item, end, more, self._channel, self.published):
                 return False
         except (IndexError, ValueError):
             return False
@@ -350,8 +445,6 @@ class Passing:
 
     def assign(self, seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes) -> Owned | None:
         """Assign the next transaction, if one like it was learned and no plan begins; else do nothing."""
-        if self._alone:
-            return None
         order = self._order
         try:
             changes, end, more = self._read(seqno, shard, tables, item)
@@ -361,7 +454,7 @@ class Passing:
         except (IndexError, ValueError):
             return None
         order.counted += 1
-        return owned
+        return (0, ()) if self._alone else owned
 
     def _read(
         self, seqno: int, shard: bytes, tables: tuple[TableName, ...] | None, item: bytes
@@ -374,6 +467,7 @@ class Passing:
             tables is None
             or seqno % self._every == 0
             or self._order.entries >= self._entries
+            or (self._order.estimate.crowded and not self._alone)
             or shard in self._critical
         ):
             return 0, 0, None

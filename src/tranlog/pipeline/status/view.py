@@ -21,7 +21,6 @@ from tranlog.ids import NO_SEQNO
 from tranlog.listing import printable
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.filters.filters import describe
-from tranlog.pipeline.rules.by_writes import ALONE
 from tranlog.pipeline.rules.channels import SERIAL, Parallelization, ShardBy
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.pipeline.rules.states import OperationState, Wait
@@ -457,8 +456,8 @@ def _serial_views(pipeline: PipelineState) -> Iterator[SerialView]:
     reasons = set(counted)
     if plan is not None:
         reasons.update(f"{table}: {why}" for table, why in plan.serial_tables().items())
-    if plan is not None and plan.alone:
-        reasons.add(ALONE)
+    if plan is not None and plan.why_alone:
+        reasons.add(plan.why_alone)
     for why in sorted(reasons):
         yield SerialView(why=why, eventCount=counted.get(why, 0))
 
