@@ -3,8 +3,9 @@
 Eight warehouses in one schema, with composite and foreign keys, at the target too: new orders, payments and deliveries,
 about nine row changes a transaction. The same transactions go to a target that does nothing, to PostgreSQL beside its
 own logical subscription, and to MariaDB beside its own replica, with one thread and, for information, with four. One
-more load updates one row in each transaction, which no channels can divide. Rates are counted without a start, as in
-`apply_postgres`; how parallel the load is at best is computed from its log, as `tranlog log critical-path` does.
+more load updates one row in each transaction, which no channels can divide, and one has a single warehouse. Rates are
+counted without a start, as in `apply_postgres`; how parallel the load is at best is computed from its log, as
+`tranlog log critical-path` does.
 """
 
 from __future__ import annotations
@@ -86,11 +87,12 @@ TABLES = (WAREHOUSE, DISTRICT, CUSTOMER, HISTORY, STOCK, ORDERS, ORDER_LINE)
 
 
 class Tpcc:
-    """Makes transactions, replayable by the seed; `hot`: all of them payments at one warehouse."""
+    """Makes transactions at so many warehouses, replayable by the seed; `hot`: all of them payments at one."""
 
     tables = TABLES
 
-    def __init__(self, *, hot: bool = False) -> None:
+    def __init__(self, *, hot: bool = False, used: int = WAREHOUSES) -> None:
+        self._used = used
         self._random = random.Random(1)
         self._hot = hot
         self._numbers = itertools.count(1)
@@ -122,7 +124,7 @@ class Tpcc:
         """Return the changes of the next one: half new orders, half payments, and some deliveries."""
         choose = self._random
         number = next(self._numbers)
-        w, d, c = choose.randint(1, WAREHOUSES), choose.randint(1, DISTRICTS), choose.randint(1, CUSTOMERS)
+        w, d, c = choose.randint(1, self._used), choose.randint(1, DISTRICTS), choose.randint(1, CUSTOMERS)
         if self._hot:
             return [self._update(WAREHOUSE, 1, ytd=5), self._insert(HISTORY, (number, w, d, c, 5))]
         kind = choose.random()
@@ -186,9 +188,9 @@ def statement(change: Change) -> tuple[str, tuple[Any, ...]]:
     )
 
 
-def write_log(folder: Path, transactions: int, *, hot: bool = False) -> Tpcc:
+def write_log(folder: Path, transactions: int, *, hot: bool = False, used: int = WAREHOUSES) -> Tpcc:
     """Write a log of so many transactions, without the first rows."""
-    load = Tpcc(hot=hot)
+    load = Tpcc(hot=hot, used=used)
     rule = ShardRule(kind=ShardRuleKind.SCHEMA)
     packer = TransactionPacker(source_id="tpcc", rule=rule, touches=RowTouches())
     with Log.open(str(folder), source_id="tpcc") as log:
@@ -335,9 +337,10 @@ def measure(bench: Bench) -> None:
     """The log and what it allows, then each target by turns with its anchor."""
     transactions = bench.size(TRANSACTIONS, trying=TRY_TRANSACTIONS)
     with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as place:
-        folder, hot = Path(place) / "log", Path(place) / "hot"
+        folder, hot, single = Path(place) / "log", Path(place) / "hot", Path(place) / "single"
         load = write_log(folder, transactions)
         write_log(hot, transactions, hot=True)
+        write_log(single, transactions, used=1)
         with LogReader.open(str(folder)) as log:
             path = critical_path(log, Seqno(1), log.range().last_seqno, bench.say)
         bench.say(f"{path.transactions} transactions, {path.changes} row changes")
@@ -373,6 +376,8 @@ def measure(bench: Bench) -> None:
             compare("PostgreSQL, 4 channels without triggers / subscription", unchecked, theirs)
             one = rate(place_of, hot, channels=1, more="")
             compare("PostgreSQL, hot row, 4 channels / 1", rate(place_of, hot), one, at_least(0.85, stretch=0.95))
+            one = rate(place_of, single, channels=1, more="")
+            compare("PostgreSQL, one warehouse, 4 channels / 1", rate(place_of, single), one)
         quick: dict[str, Any] = {"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0}
         with (
             MariaDbServer(options=quick) as source,
