@@ -235,8 +235,8 @@ class LogReplacedError(LogError):
 class PurgedError(LogError):
     """The wanted seqno lies before the first one that the log still holds.
 
-    As far as the log has kept it: `limit` is the rule or the command that removed it, with everything up to `up_to`,
-    at `at_ms` (ms since 1970); `passed` are the holds that it did not wait for. None and empty: nothing is known.
+    As far as is known: `limit` is the rule or the command that removed it, with everything up to `up_to`, at `at_ms`
+    (ms since 1970); `passed` are the holds that it did not wait for. `remedy`: what its reader can do.
     """
 
     seqno: int
@@ -245,15 +245,15 @@ class PurgedError(LogError):
     up_to: int | None = None
     at_ms: int | None = None
     passed: tuple[str, ...] = ()
+    remedy: str = "Start from there, or from a new snapshot"
 
     def __str__(self) -> str:
         text = f"seqno {self.seqno} is purged: the log starts at {self.first}"
         if self.limit is not None:
             when = "" if self.at_ms is None else f" at {_utc_text(self.at_ms)} UTC"
             text += f". {self.limit} removed everything up to seqno {self.up_to}{when}"
-            if self.passed:
-                text += f", although {', '.join(self.passed)} still needed it"
-        return f"{text}. Start from there, or from a new snapshot"
+            text += f", although {', '.join(self.passed)} still needed it" if self.passed else ""
+        return f"{text}. {self.remedy}"
 
 
 class SegmentEmptyError(LogError):

@@ -67,6 +67,7 @@ from tranlog.pipeline.rules.progress import (
     PurgedAway,
     Waiting,
     check_position,
+    lost_to,
     nearest_limit,
 )
 from tranlog.pipeline.rules.retry import Backoff, Failure, retry
@@ -541,7 +542,7 @@ def _check(reader: Feed, row: ChannelRow, pipeline: str) -> TransactionHeader | 
         case Ahead(channel=channel, gtid=gtid, why=why):
             raise TargetAheadError(pipeline=pipeline, channel=channel, gtid=gtid, why=why)
         case PurgedAway(seqno=seqno):
-            raise reader.purged(Seqno(seqno))
+            raise lost_to(reader.purged(Seqno(seqno)))
         case _:
             assert_never(verdict)
 

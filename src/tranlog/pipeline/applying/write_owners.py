@@ -38,7 +38,7 @@ from tranlog.pipeline.rules.by_writes import (
     resume,
 )
 from tranlog.pipeline.rules.channels import SERIAL, Walk
-from tranlog.pipeline.rules.progress import ChannelStats, Counters
+from tranlog.pipeline.rules.progress import ChannelStats, Counters, lost_to
 from tranlog.pipeline.rules.write_order import Passing
 from tranlog.target.target import ChannelRow, TargetKeys
 from tranlog.write_set import WriteKind, WriteSet, parse_write_set
@@ -139,7 +139,7 @@ class WriteOwners:
         """Give what tells of the transactions after `seqno`, one after the other. Raises PurgedError."""
         begin, reader = Seqno(seqno + 1), self._reader
         if begin < reader.range().first_seqno:
-            raise reader.purged(begin)
+            raise lost_to(reader.purged(begin))
         with reader.cursor(committed_only=True) as cursor:
             cursor.seek(begin)
 

@@ -41,6 +41,7 @@ from tranlog.pipeline.rules.progress import (
     PurgedAway,
     Run,
     applied_nothing,
+    lost_to,
     plan_start,
     restart_seqno,
     with_error,
@@ -147,7 +148,7 @@ class Lease:
             case Ahead(channel=channel, gtid=gtid, why=why):
                 raise TargetAheadError(pipeline=name, channel=channel, gtid=gtid, why=why)
             case PurgedAway(seqno=seqno):
-                raise self._reader.purged(Seqno(seqno))
+                raise lost_to(self._reader.purged(Seqno(seqno)))
             case LostPosition(why=why, upto=upto, remedy=remedy):
                 raise TargetPositionError(where=target.where, pipeline=name, why=why, upto=upto, remedy=remedy)
             case _:

@@ -18,10 +18,11 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from tranlog.errors import ConfigError, TranlogError
+from tranlog.errors import ConfigError, PurgedError, TranlogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.rules.rollback import FOLLOWERS
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.raising import BEGIN_ANEW
 from tranlog.target.target import ChannelRow, PipelineRow
 
 
@@ -66,6 +67,12 @@ class PurgedAway:
     channel: int
     seqno: Seqno
     first: Seqno
+
+
+def lost_to(error: PurgedError) -> PurgedError:
+    """Return the error for what a pipeline needs of the log and is purged, with what to do about the pipeline."""
+    error.remedy = BEGIN_ANEW
+    return error
 
 
 PositionVerdict: TypeAlias = InLog | Ahead | PurgedAway
