@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tranlog
+from tranlog.errors import ConfigError
 
 PAGE = Path(__file__).parents[1] / "docs" / "programming.md"
 
@@ -62,3 +63,11 @@ def test_importing_the_package_loads_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     # What chooses between machine code and the plain sources is there only where machine code is.
     assert done.stdout.strip() in ("[]", "['tranlog.compiled']")
+
+
+@pytest.mark.parametrize("address", ["thl:127.0.0.1:2112", "postgresql://user:hush@host/shop", "file:///shop.db"])
+def test_an_address_is_no_path_of_a_database(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="thl://HOST:PORT") as raised:
+        tranlog.connect(address)
+    assert "hush" not in str(raised.value) and list(tmp_path.iterdir()) == []

@@ -186,11 +186,17 @@ def connect(where: Any, **options: Any) -> Any:
     """Return a connection that writes: to a group of nodes, for `thl://HOST:PORT,…`, else to a SQLite database.
 
     See `tranlog.service.group_client.connect_group`, which gives a `RemoteGroup`, and `tranlog.source.sqlite.connect`.
+    Raises ConfigError for an address of another form.
     """
     if isinstance(where, str) and where.startswith("thl://"):
         from tranlog.service.group_client import connect_group
 
         return connect_group(where, **options)
+    if isinstance(where, str) and (where.startswith("thl:") or "://" in where):
+        from tranlog.errors import ConfigError
+
+        why = "not the path of a SQLite database, nor a group's address, which is thl://HOST:PORT,HOST:PORT"
+        raise ConfigError(option="where", value=where.partition(":")[0] + ":…", why=why)
     from tranlog.source.sqlite import connect
 
     return connect(where, **options)
