@@ -77,6 +77,7 @@ def test_a_path_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: pytest.M
         ('statements = "perhaps"', "x.toml:5: source.statements = 'perhaps': must be one of stop, record"),
         ('reconnect_s = "soon"', "x.toml:5: source.reconnect_s = 'soon': a number, or one with a unit: ms, s, m"),
         ('reconnect_s = "5MiB"', "x.toml:5: source.reconnect_s = '5MiB': a number, or one with a unit: ms, s, m"),
+        ('reconnect_s = "1h1h"', "x.toml:5: source.reconnect_s = '1h1h': a number, or one with a unit: ms, s, m"),
         ('read_bytes = "5 stones"', "x.toml:5: source.read_bytes = '5 stones': a number, or one with a unit"),
         ('databases = "x"', "x.toml:5: source.databases = 'x': a list of one or more texts, in brackets"),
         ("host = 5", "x.toml:5: source.host = 5: input should be a valid string"),

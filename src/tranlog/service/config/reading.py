@@ -474,7 +474,8 @@ def _quantity(text: str, units: Mapping[str, float]) -> int | float | None:
     """Return "1h 30m" or "64MiB" as a number of seconds or bytes, None for what is neither."""
     parts = _QUANTITY.findall(text)
     whole = "".join(match[0] for match in _QUANTITY.finditer(text)) == text.lstrip() and parts
-    if not whole or any(unit.lower() not in units for _, unit in parts):
+    named = [unit.lower() for _, unit in parts]
+    if not whole or not units.keys() >= set(named) or len(named) != len(set(named)):
         return None
     number = sum((float(count) * units[unit.lower()] for count, unit in parts), 0.0)
     return int(number) if number.is_integer() else number
