@@ -279,7 +279,7 @@ def test_init_by_two_urls_writes_what_a_copy_goes_on_by(shop: Shop) -> None:
     urls = "--from mariadb://us:hush@db1/shop --to postgresql://user:hush@db2/shop"
     assert shop.json(f"--conf u.toml init {urls}") == {"file": "u.toml", "service": "copy-of-shop"}
     text = Path("u.toml").read_text()
-    assert text == following(source_url(urls.split()[1]), target_url(urls.split()[3]), (), None)
+    assert text == following(source_url(urls.split()[1]), target_url(urls.split()[3]), (), None, service="copy-of-shop")
     assert Path("u.toml").stat().st_mode & 0o077 == 0
     assert shop("--conf u.toml config check")[0] == 0
     assert shop(f"--conf v.toml --service named init {urls}")[0] == 0

@@ -13,8 +13,10 @@ import pytest
 import typer
 
 from fix_rights import without_rights
+from tranlog.errors import ConfigError
 from tranlog.service.commands.cli import main
 from tranlog.service.commands.copying import add_copy
+from tranlog.service.config.config import load
 
 WORDS = ("sqlite:///shop.db", "sqlite:///target.db")
 
@@ -81,7 +83,28 @@ def test_a_folder_of_another_copy(folder: Path, capsys: pytest.CaptureFixture[st
     Path("copy-of-shop", "tranlog.toml").write_text("# mine\n")
     code, err = refused(capsys, *WORDS)
     assert code == 2 and "copy-of-shop/tranlog.toml: it is no copy of this source" in err
+    assert "tranlog --service NAME copy" in err
     assert Path("copy-of-shop", "tranlog.toml").read_text() == "# mine\n"
+
+
+def test_a_second_copy_of_a_source_has_a_name_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It had the first one's folder, or in another folder its slot and server id."""
+    ran: list[Sequence[str]] = []
+    app = typer.Typer()
+
+    def run(words: Sequence[str]) -> int:
+        ran.append(words)
+        return 0
+
+    add_copy(app, run)
+    for service in (None, "archive"):
+        assert app(["--follow", *WORDS], standalone_mode=False, obj=(None, service)) == 0
+        Path("target.db").unlink()
+    assert [words[1] for words in ran] == ["copy-of-shop/tranlog.toml", "archive/tranlog.toml"]
+    sources = [load(str(words[1]), environ={}).source for words in ran]
+    assert [source and source.source_id for source in sources] == ["copy-of-shop", "archive"]
+    with pytest.raises(ConfigError, match="a service's name is"):
+        app(["--follow", *WORDS], standalone_mode=False, obj=(None, "a/b"))
 
 
 def test_a_copy_goes_on_by_a_configuration_that_its_owner_has_changed(

@@ -25,7 +25,8 @@ def test_a_configuration_of_two_urls(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (MARIADB, POSTGRES, ("shop.a", "shop.b"), None),
         (POSTGRES, "sqlite:////srv/b.db", ("public.a",), "set"),
     ):
-        text = following(source_url(source), target_url(target), tables, identity)
+        origin = source_url(source)
+        text = following(origin, target_url(target), tables, identity, service=origin.service)
         (tmp_path / "tranlog.toml").write_text(text)
         config = load(str(tmp_path / "tranlog.toml"), environ={})
         assert config.load == tables and config.wanted_target().ddl == "follow"

@@ -10,12 +10,13 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from tranlog.errors import ConfigError
 from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
+from tranlog.service.config.sections import checked_service
 from tranlog.service.config.template import SOURCES, TARGETS, shown, template
 from tranlog.service.config.urls import following, source_url, target_url
 from tranlog.service.frame.command import AsJson, answer, new_app, option
@@ -26,7 +27,6 @@ from tranlog.target.options import TargetKind
 config_app = new_app(
     help="What the configuration says, and whether it is valid.\n\n\b\nExample:\n  tranlog config show --origin"
 )
-_SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
 if TYPE_CHECKING:
     SourceName: TypeAlias = str
@@ -71,10 +71,7 @@ def init(
         raise typer.BadParameter("go together, without --source and --target", param_hint="--from and --to")
     origin = source_url(from_) if from_ is not None else None
     here = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
-    name = service or (here if origin is None else f"copy-of-{origin.name}")
-    if not _SERVICE_NAME.fullmatch(name):
-        why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
-        raise ConfigError(option="--service", value=name, why=why)
+    name = checked_service(service or (here if origin is None else origin.service))
     if origin is not None and to is not None:
         text = following(origin, target_url(to), (), None, service=name)
     else:

@@ -27,6 +27,7 @@ from tranlog.pipeline.upkeep.copying import CopyResult, check_copy, copy_tables,
 from tranlog.service.commands.doctor import PartOfService, examine, lines
 from tranlog.service.commands.verifying import show_verdicts
 from tranlog.service.config.config import DEFAULT_FILE, load
+from tranlog.service.config.sections import checked_service
 from tranlog.service.config.urls import DatabaseUrl, following, source_url, target_url
 from tranlog.service.frame.command import AsJson, flag, option, print_json, say
 from tranlog.service.frame.exits import ExitCode
@@ -41,6 +42,7 @@ def add_copy(app: typer.Typer, run: Callable[[Sequence[str]], int]) -> None:
     """Give a program the command; `run` runs another one of its commands."""
 
     def copy(
+        ctx: typer.Context,
         source: Annotated[str, typer.Argument(metavar="SOURCE_URL", help="What is copied.", show_default=False)],
         target: Annotated[str, typer.Argument(metavar="TARGET_URL", help="Into what.", show_default=False)],
         tables: Annotated[str | None, option("--tables", "SCHEMA.TABLE,...", "Only these; default: all.")] = None,
@@ -61,7 +63,8 @@ def add_copy(app: typer.Typer, run: Callable[[Sequence[str]], int]) -> None:
         With --follow a configuration is written into the folder copy-of-NAME here, where the log goes too, and
         `tranlog run` goes on by it: the rows that are there, then each change, on Spark. What both servers lack for
         that is said first, with the statements that mend it, exit code 4, and then nothing is made. Begun again with
-        the same words, it goes on where it was. From a SQLite file whoever writes it is captured, by triggers.
+        the same words, it goes on where it was. From a SQLite file whoever writes it is captured, by triggers. A second
+        copy of one source has a folder and a name of its own, by --service.
 
         A database is sqlite:///FILE, postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE. Nothing is asked
         for a password: it stands in the URL, or for PostgreSQL in ~/.pgpass.
@@ -71,6 +74,7 @@ def add_copy(app: typer.Typer, run: Callable[[Sequence[str]], int]) -> None:
           tranlog copy postgresql://shop@db1/shop sqlite:///copy.db
           tranlog copy --tables main.orders,main.items sqlite:///shop.db mariadb://root@db2/shop
           tranlog copy --follow mariadb://root@db2/shop postgresql://shop@db1/shop
+          tranlog --service archive copy --follow mariadb://root@db2/shop sqlite:///archive.db
         """
         names = () if tables is None else tuple(filter(None, (name.strip() for name in tables.split(","))))
         if tables is not None and not all("." in name for name in names or ("",)):
@@ -80,7 +84,9 @@ def add_copy(app: typer.Typer, run: Callable[[Sequence[str]], int]) -> None:
             raise typer.BadParameter("is for --follow from a PostgreSQL", param_hint="--identity")
         if not follow:
             return _show(_copied(origin, into, names), as_json)
-        file = _followed(origin, into, names, following(origin, into, names, identity))
+        service = None if ctx.obj is None else ctx.obj[1]
+        name = checked_service(service or origin.service)
+        file = _followed(name, origin, into, names, following(origin, into, names, identity, service=name))
         return ExitCode.SURROUNDINGS if file is None else run(["--conf", file, "run", *["--json"] * as_json])
 
     app.command("copy")(copy)
@@ -139,16 +145,19 @@ def _copied(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str]) -> Cop
             )
 
 
-def _followed(origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text: str) -> str | None:
+def _followed(service: str, origin: DatabaseUrl, into: DatabaseUrl, names: Sequence[str], text: str) -> str | None:
     """Return the configuration file of a copy that is followed, written where there is none yet.
 
     None: it could not start, and why was said. Raises ConfigError where the file is another one.
     """
-    folder = Path(f"copy-of-{origin.name}")
+    folder = Path(service)
     file = folder / DEFAULT_FILE
     if file.exists():
         if not _is_copy(file, text):
-            why = f"it is no copy of this source into this target; remove {folder}, log and all, to begin another"
+            why = (
+                "it is no copy of this source into this target. Take another name, `tranlog --service NAME copy …`, or "
+                f"remove {folder}, log and all, to begin another"
+            )
             raise ConfigError(option=str(file), value=None, why=why)
         return str(file)
     _refuse_source(origin, into)

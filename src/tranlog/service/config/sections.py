@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,15 @@ from tranlog.target.options import TargetOptions
 LOADABLE: Final = ("sqlite", "mariadb", "postgres")
 """The kinds of source whose tables can be loaded."""
 DEFAULT_SERVICE: Final = "tranlog"
+_SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+
+def checked_service(name: str) -> str:
+    """Return the name of a service that is to be made. Raises ConfigError for what is none."""
+    if not _SERVICE_NAME.fullmatch(name):
+        why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
+        raise ConfigError(option="--service", value=name, why=why)
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

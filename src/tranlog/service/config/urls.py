@@ -36,6 +36,11 @@ class DatabaseUrl(NamedTuple):
     name: str
     """The database, as a part of other names."""
 
+    @property
+    def service(self) -> str:
+        """The name of the service that follows this source, unless it is given another."""
+        return f"copy-of-{self.name}"
+
     def target(self) -> TargetOptions:
         """Return a target in which tables are made."""
         return TargetOptions(kind=self.kind, ddl="follow", **self.keys)
@@ -73,12 +78,12 @@ _HEAD: Final = """\
 
 
 def following(
-    origin: DatabaseUrl, into: DatabaseUrl, tables: Sequence[str], identity: str | None, *, service: str | None = None
+    origin: DatabaseUrl, into: DatabaseUrl, tables: Sequence[str], identity: str | None, *, service: str
 ) -> str:
     """Return the configuration that loads the tables of a source, all or some, and follows them.
 
-    `service` is its name, None for one by the source's. `identity` as in the section [source] of a PostgreSQL, None for
-    its default. Relative paths count from the working directory, and are written as absolute ones.
+    `service` is its name. `identity` as in the section [source] of a PostgreSQL, None for its default. Relative paths
+    count from the working directory, and are written as absolute ones.
     """
     source = {"kind": origin.kind, **_absolute(origin.keys), "load": tuple(tables) or "all"}
     match origin.kind:
@@ -89,7 +94,7 @@ def following(
             source |= {"identity": identity} if identity else {}
     target = {"kind": into.kind, **_absolute(into.keys), "ddl": "follow"}
     sections: list[tuple[str, dict[str, Any]]] = [
-        ("[service]", {"name": service or f"copy-of-{origin.name}"}),
+        ("[service]", {"name": service}),
         ("[log]", {"dir": "log"}),
         ("[source]", source),
         ("[target]", target),
