@@ -208,7 +208,7 @@ def test_a_stream_that_the_caller_closed_is_no_error(
         getattr(sys, name).close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_asks_and_the_handlers_come_back(number: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tranlog.service")
     before = signal.getsignal(number)
@@ -219,3 +219,13 @@ def test_the_first_signal_asks_and_the_handlers_come_back(number: int, caplog: p
         assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert signal.getsignal(number) == before
     assert "Stopping cleanly" in caplog.text and f"signal={signal.Signals(number).name}" in caplog.text
+
+
+def test_under_nohup_a_terminal_that_goes_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda: pytest.fail("it is stopped")):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -278,7 +278,8 @@ def confirm(question: str) -> None:
 def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[None]:
     """Call `stop` at the first SIGTERM or SIGINT, and say so unless `quiet`; a second one ends the process at once.
 
-    An exception out of a handler could come where a lock was just taken and nobody would give it back.
+    The same for SIGHUP, since the terminal is gone, unless it is ignored as under nohup. An exception out of a handler
+    could come where a lock was just taken and nobody would give it back.
     Threads: the main one only, as Python's signals demand.
     """
 
@@ -289,7 +290,9 @@ def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[N
             logger.info("Stopping cleanly; once more stops at once. signal=%s", signal.Signals(number).name)
         stop()
 
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
     for one in before:
         signal.signal(one, on_signal)
     try:
