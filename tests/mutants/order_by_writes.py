@@ -129,6 +129,8 @@ def draw_bounds(rng: random.Random) -> WritesBounds:
         lead=rng.choice((0, 5, 2_000)),
         serial_in=rng.choice((5, 200)),
         judged=rng.choice((40, 1_000, 100_000)),
+        touched=rng.choice((2, 8)),
+        homes=rng.choice((0, 0, 256)),  # 0: they wait for each other as often as they can
     )
 
 

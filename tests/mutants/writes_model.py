@@ -118,10 +118,12 @@ class Model:
         tokens: bool = True,
         replacements: int = 1,
         judged: int = 1_000,
+        touched: int = 8,
     ) -> None:
         """`every`: seqnos of plan points; `planned`: one was at 0; `changing`: the target's tables change once.
 
-        `judged`: transactions after which channels that wait for each other end a stretch.
+        `judged`: transactions after which channels that wait for each other end a stretch. `touched`: how often a
+        value is that the next plan knows.
         """
         self.log = log
         self.channels = channels
@@ -134,7 +136,7 @@ class Model:
         self.writes = [None, *map(write_set, log)]
         keys = max([len(done) for done in log if done not in (STEP, UNSEEN)], default=1)
         plain = tuple(PlannedTable(table=("s", str(key)), keys=(1,)) for key in range(keys))
-        bounds = WritesBounds(every=every, lead=1, serial_in=2, judged=judged)
+        bounds = WritesBounds(every=every, lead=1, serial_in=2, judged=judged, touched=touched)
         first = WritesPlan(from_seqno=Seqno(0), channels=channels, tables=plain, bounds=bounds)
         self.tables = (first, replace(first, tables=(replace(plain[0], why="a trigger"), *plain[1:])))
         self.plans: list[WritesPlan | None] = [None, first]
@@ -421,7 +423,8 @@ def drawn(seed: int, *, lengths: tuple[int, ...] = (4, 5), keys: int = 3) -> Mod
         planned=chance.random() < 0.8,
         changing=chance.random() < 0.5,
         tokens=chance.random() < 0.7,
-        judged=chance.choice((2, 1_000, 1_000)),
+        judged=chance.choice((1, 2, 1_000)),
+        touched=1,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,12 +278,55 @@ def test_how_long_channels_take_counts_groups_and_commits() -> None:
         found.take(channel, mark, changes, vec[i64](latest))
         return found.gain()
 
-    take(1, 0, 30, [0, 0])
-    assert take(2, 1, 30, [0, 0]) == 60 * 100 // 30
-    assert take(3, 1, 20, [1, 2]) == 80 * 100 // (30 + 10 + 20), "after the commits of both, at one time"
+    take(3, 0, 30, [1, 0])
+    assert take(4, 1, 30, [1, 0]) == 60 * 100 // 30, "the first places are none's to wait for"
+    assert take(5, 1, 20, [3, 4]) == 80 * 100 // (30 + 10 + 20), "after the commits of both, at one time"
     assert not found.crowded
-    assert take(4, 0, 40, [0, 3]) == 120 * 100 // (30 + 10 + 20 + 10 + 40), "after another one of channel 1"
-    assert take(5, 0, 10, [0, 3]) == 130 * 100 // 120, "which has that transaction in the target by now"
+    assert take(6, 0, 40, [0, 5]) == 120 * 100 // (30 + 10 + 20 + 10 + 40), "after another one of channel 1"
+    assert take(7, 0, 10, [0, 5]) == 130 * 100 // 120, "which has that transaction in the target by now"
+
+
+def test_what_was_together_stays_together_in_the_next_plan() -> None:
+    """Nothing waits for that: all before a plan point is in the target."""
+    bounds = WritesBounds(touched=3, homes=2, judged=9)
+    log = [writes((Use.ROW, key)) for key in (7, 8, 9)] * 10 + [writes((Use.ROW, 9)), writes((Use.ROW, 7))] * 2
+    made = stretch(plan(bounds=bounds), *log)
+    assert made.homes == ((7, 0), (9, 2)), "those that were touched most, of equals the lowest hash"
+    assert WritesPlan.parse(made.text()) == made
+    assigned = assign_all(
+        Assignment(replace(made, from_seqno=Seqno(0))), *[writes((Use.ROW, 9)), writes((Use.KEY, 7))] * 2
+    )
+    assert [(one.owner, one.waits) for one in assigned] == [(2, ()), (0, ())] * 2
+    both = Assignment(made).assign(Seqno(100), writes((Use.ROW, 7), (Use.ROW, 9)))
+    assert (both.owner, both.waits) == (2, ())
+    assert stretch(made, *[writes((Use.ROW, 4))] * 9).homes == (), "three channels, and one of them has it all"
+    few = Assignment(made).next_plan(Seqno(1), plan(bounds=bounds))
+    assert few.homes == made.homes, "a statement soon after the last plan changes nothing"
+    assert Assignment(made).next_plan(Seqno(1), plan(2, bounds=bounds)).homes == (), "of other channels"
+
+
+def test_a_plan_that_sees_what_comes_begins_with_what_belongs_together() -> None:
+    """Eight warehouses of ten districts; one transaction in a hundred is of two of them."""
+    chance = random.Random(7)
+
+    def one() -> WriteSet:
+        shop, other = chance.sample(range(8), 2)
+        rows = [(Use.ROW, 100 * shop + chance.randint(1, 10)), (Use.ROW, 100 * shop + 20)][: chance.randint(1, 2)]
+        return writes(
+            *rows, *([(Use.ROW, 100 * other + chance.randint(1, 10))] if chance.random() < 0.01 else []), changes=9
+        )
+
+    ahead = [one() for _ in range(1_000)]
+    waiting = []
+    for seen in (ahead[:199], ahead):
+        made = Assignment(None).next_plan(Seqno(0), plan(4), (), seen)
+        assert WritesPlan.parse(made.text()) == made
+        waiting.append(sum(bool(one.waits) for one in assign_all(Assignment(made), *ahead)))
+    assert waiting[1] * 2 < waiting[0], waiting
+    crowd = Assignment(None).next_plan(Seqno(0), plan(4), (), pairs(chance, 30, 1_000))
+    assert crowd.crowded and not made.crowded
+    never = plan(4, bounds=WritesBounds(commit=0))
+    assert not Assignment(None).next_plan(Seqno(0), never, (), pairs(chance, 30, 1_000)).crowded
 
 
 def test_a_table_whose_dependency_was_missed_stays_serial() -> None:
@@ -334,10 +378,11 @@ def item_of(one: WriteSet) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("given_plan", "judged"), [({}, 1_000), ({"alone": True}, 1_000), ({"crowded": True}, 1_000), ({}, 20)]
+    ("given_plan", "judged"),
+    [({}, 1_000), ({"alone": True}, 1_000), ({"crowded": True}, 1_000), ({"homes": ((1, 0), (4, 1))}, 1_000), ({}, 20)],
 )
 def test_a_channel_passes_what_it_would_skip_and_goes_on_as_one_that_passes_nothing(
-    given_plan: dict[str, bool], judged: int
+    given_plan: dict[str, Any], judged: int
 ) -> None:
     """No plan point, no critical shard, nothing that waits for something in its group, nothing that was not learned."""
     passed = held = read = 0
@@ -414,6 +459,7 @@ def test_what_is_no_whole_write_set_is_not_passed() -> None:
             (2, {"planned": False, "every": 3}, 20),
             (2, {"tokens": False}, 40),
             (2, {"judged": 2, "every": 3}, 20),
+            (2, {"touched": 1, "every": 2, "judged": 1}, 20),
             (3, {}, 80),
             (3, {"every": 2, "changing": True}, 120),
         ],

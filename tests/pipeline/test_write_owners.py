@@ -102,6 +102,22 @@ def test_everything_lands_once_and_in_order(tmp_path: Path, close_plans: None, c
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("touches", "knows"), [(50_000, True), (100, False)])
+def test_a_plan_knows_what_the_next_transactions_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, touches: int, knows: bool
+) -> None:
+    """Not of those that touch too much, which would take long."""
+    monkeypatch.setattr(write_owners, "LOOK_AHEAD_TOUCHES", touches)
+    workload = one_schema(serial=0.0)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 400)
+    check_ended(run(target, tmp_path / "log", by_writes(3), last), last)
+    check_equal(target, workload)
+    first, *_ = stored_plans(target).values()
+    assert bool(first.homes) == knows
+
+
+@pytest.mark.long
 def test_a_start_goes_on_by_the_plan_that_is_stored(tmp_path: Path, close_plans: None) -> None:
     """Ended at limits between and at plan points, and started again; the target's triggers change meanwhile."""
     workload = one_schema()

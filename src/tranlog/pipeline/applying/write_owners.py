@@ -48,7 +48,10 @@ logger = logging.getLogger(__name__)
 BOUNDS: Final = WritesBounds()
 """Of the plans that are made here."""
 LOOK_AHEAD: Final = 1_000
-"""A plan knows the tables of so many transactions after it, as far as they are there; each other costs a plan."""
+"""A plan knows the tables of so many transactions after it, as far as they are there, of which each other costs a plan;
+and what they write,"""
+LOOK_AHEAD_TOUCHES: Final = 50_000
+"""but no further than so many touches of values: these are assigned several times, and the other channels wait."""
 
 
 class Headers(Protocol):
@@ -115,6 +118,7 @@ class WriteOwners:
         self._chain = chain
         self._next: WritesPlan | None = None
         self._tables: dict[TableName, None] = {}
+        self._ahead: list[Writes] = []
         self._point: Seqno | None = None
         self._passing: Passing | None = None
         self.after: tuple[int, Seqno] | None = None
@@ -249,7 +253,7 @@ class WriteOwners:
         pending.depended += assigned.owner == walk.channel and bool(assigned.waits)
         if assigned.point and walk.channel == 0:
             self._point = header.seqno
-            self._tables = self._known_tables(header.seqno)
+            self._look_ahead(header.seqno)
         elif assigned.point:
             self._follow(header.seqno)
         return due is not None or (walk.owes and header.seqno <= self.singly)
@@ -275,10 +279,13 @@ class WriteOwners:
             assert self._next is not None
             self._go_on(Assignment(self._next))
             self._point = self._next = None
+            self._ahead = []
 
-    def _known_tables(self, point: Seqno) -> dict[TableName, None]:
-        """Return the tables that the plan is to know, in their order."""
+    def _look_ahead(self, point: Seqno) -> None:
+        """Note the tables that the plan is to know, in their order, and what the next transactions write."""
         names = self._assignment.next_tables()
+        self._ahead = []
+        touches = 0
         with self._reader.cursor(committed_only=True) as cursor:
             cursor.seek(Seqno(point + 1))
             for _ in range(LOOK_AHEAD):
@@ -286,7 +293,11 @@ class WriteOwners:
                 if header is None:
                     break
                 names.update(header.tables or ())
-        return dict.fromkeys(sorted(names))
+                if touches < LOOK_AHEAD_TOUCHES:
+                    writes = self._writes(header)
+                    self._ahead.append(writes)
+                    touches += sum(map(len, writes.touches)) if isinstance(writes, WriteSet) else 0
+        self._tables = dict.fromkeys(sorted(names))
 
     def _make(self) -> str:
         """Return the text of the plan; asked inside the target transaction that moves the position to its point."""
@@ -302,5 +313,5 @@ class WriteOwners:
             filters=task.plan.filters,
             bounds=replace(BOUNDS, commit=task.plan.commit_cost),
         )
-        self._next = self._assignment.next_plan(self._point, today, missed)
+        self._next = self._assignment.next_plan(self._point, today, missed, self._ahead)
         return self._next.text()

@@ -9,7 +9,7 @@ from the same headers and the same row: again after a restart, whatever the targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -20,7 +20,7 @@ from tranlog.errors import ConfigError
 from tranlog.header import Passes
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.channels import COMMIT_COST, SERIAL, Await, Finish, Publish, Skip, Take, Verdict, Walk
-from tranlog.pipeline.rules.write_order import Estimate, Passing, WriteOrder, with_more
+from tranlog.pipeline.rules.write_order import Estimate, Homes, Passing, WriteOrder, with_more
 from tranlog.target.target import TargetKeys, TextEquality
 from tranlog.write_item import Touches
 from tranlog.write_set import (
@@ -47,8 +47,15 @@ ALONE: Final = "channel 0 runs alone: too many were serial before"
 CROWDED: Final = "channel 0 runs alone: the channels would wait for each other"
 ORDINARY: Final = ("", ALONE, CROWDED)
 """What of `Assigned.why` says nothing of the transaction itself."""
+_NO_GAIN: Final = 100
 _GAIN_AGAIN: Final = 133
 """All channels run again where they are so fast, in percent of one: more than no gain, so that it is seldom tried."""
+_WELL: Final = 50
+"""So many percent of one channel, for each channel, are well divided."""
+_FEW: Final = 200
+"""So few transactions after a plan point do not show what belongs together."""
+_ROUNDS: Final = 6
+_NEVER: Final = 1 << 62
 _ALONE_PART: Final = 8
 """A stretch on channel 0 alone is by so much shorter than another one: a burst of statements may be over by then."""
 
@@ -178,6 +185,10 @@ class WritesBounds:
     judged: int = 1_000
     """After each so many transactions it is asked whether the channels wait for each other so often that one alone
     takes no longer: if so twice in a row the stretch ends, and the next one runs on channel 0 alone."""
+    homes: int = 256
+    """The next plan knows of so many values of keys, those touched most, on which channel they were,"""
+    touched: int = 4
+    """and no less than so often; so that what belongs together need not come together again."""
     commit: int = COMMIT_COST
     """A commit takes as long as so many row changes, for that question; 0: it is not asked."""
 
@@ -188,8 +199,9 @@ class WritesPlan:
 
     `alone`: they all run on channel 0, since many were serial. `counted` and `serial`: transactions not judged yet for
     that, steps of a load apart, and those among them that were serial. `crowded`: they all run on channel 0, since the
-    channels would wait for each other. `missed`: tables of which a write set has not told everything. `filters`: a hash
-    of the pipeline's filters; headers do not show what those make of a transaction.
+    channels would wait for each other. `homes`: values of keys that were touched often, by their hashes, and on which
+    channel. `missed`: tables of which a write set has not told everything. `filters`: a hash of the pipeline's filters;
+    headers do not show what those make of a transaction.
     """
 
     from_seqno: Seqno
@@ -201,6 +213,7 @@ class WritesPlan:
     counted: int = 0
     serial: int = 0
     crowded: bool = False
+    homes: Homes = ()
     bounds: WritesBounds = WritesBounds()
     version: int = RULE_VERSION
 
@@ -291,9 +304,9 @@ class Assignment:
         self._tables = {} if plan is None else {one.table: one for one in plan.tables}
         self._serial = 0 if plan is None else plan.serial
         bounds = WritesBounds() if plan is None else plan.bounds
-        channels, counted = (1, 0) if plan is None else (plan.channels, plan.counted)
+        channels, counted, homes = (1, 0, ()) if plan is None else (plan.channels, plan.counted, plan.homes)
         estimate = Estimate(channels, commit=bounds.commit, judged=bounds.judged)
-        self.order = WriteOrder(channels, bounds.lead, estimate, counted)
+        self.order = WriteOrder(channels, bounds.lead, estimate, counted, homes)
         self.lacking: set[TableName] = set()
         """Tables that headers have named since, and that the plan does not know."""
 
@@ -387,11 +400,14 @@ class Assignment:
         known = self._tables.keys() | self.lacking
         return known if len(known) <= TABLES_MAX else self.lacking
 
-    def next_plan(self, point: Seqno, today: WritesPlan, missed: Iterable[TableName] = ()) -> WritesPlan:
+    def next_plan(
+        self, point: Seqno, today: WritesPlan, missed: Iterable[TableName] = (), ahead: Sequence[Writes] = ()
+    ) -> WritesPlan:
         """Return the plan for what comes after `point`, the plan point just assigned.
 
         `today` has the pipeline's channels and constants and the target's tables as they are now, `missed` the tables
-        found since the last plan of which a write set has not told everything.
+        found since the last plan of which a write set has not told everything, `ahead` what the headers after `point`
+        tell, as far as they are there and looked at.
         """
         before = self.plan
         alone = before is not None and before.alone
@@ -407,7 +423,7 @@ class Assignment:
         if alone:
             bounds = replace(bounds, every=min(bounds.every, max(bounds.every // _ALONE_PART, bounds.serial_in)))
         all_missed = {*missed, *(() if before is None else before.missed)}
-        return replace(
+        plan = replace(
             today,
             from_seqno=point,
             bounds=bounds,
@@ -415,8 +431,47 @@ class Assignment:
             counted=counted,
             serial=serial,
             crowded=crowded,
+            homes=self._homes(today),
             missed=tuple(sorted(all_missed)),
         )
+        if len(ahead) < _FEW:
+            return plan
+        homes, gain = settled(plan, ahead)
+        if len(ahead) >= bounds.judged and bounds.commit > 0 and plan.channels > 1:
+            crowded = gain < (_GAIN_AGAIN if plan.crowded else _NO_GAIN + 1)
+        return replace(plan, homes=homes, crowded=crowded)
+
+    def _homes(self, today: WritesPlan) -> Homes:
+        """Return the homes of the next plan: what this one has divided well; after a few transactions, its own."""
+        plan, bounds, estimate = self.plan, today.bounds, self.order.estimate
+        if plan is None or plan.channels != today.channels:
+            return ()
+        if estimate.taken < bounds.judged:
+            return plan.homes
+        return self.order.homes(bounds.homes, bounds.touched) if estimate.gain() >= _WELL * today.channels else ()
+
+
+def settled(plan: WritesPlan, ahead: Sequence[Writes]) -> tuple[Homes, int]:
+    """Return where values should be, so that the channels gain most of the transactions ahead, and the gain in percent.
+
+    These are assigned again and again, each time with where the last one has left what is touched often, so that what
+    belongs together comes together before the first of them is applied. From the plan's own homes, and from none.
+    """
+    bounds = replace(plan.bounds, every=_NEVER, entries=_NEVER, judged=_NEVER)
+    trial = replace(plan, alone=False, crowded=False, bounds=bounds)
+    best, most = plan.homes, -1
+    for start in dict.fromkeys((plan.homes, ())):
+        homes, seen = start, set[Homes]()
+        while homes not in seen and len(seen) < _ROUNDS:
+            seen.add(homes)
+            assignment = Assignment(replace(trial, homes=homes))
+            for seqno, writes in enumerate(ahead, plan.from_seqno + 1):
+                assignment.assign(Seqno(seqno), writes)
+            gain = assignment.order.estimate.gain()
+            if gain > most:
+                best, most = homes, gain
+            homes = assignment.order.homes(bounds.homes, bounds.touched)
+    return best, most
 
 
 def resume(plan: WritesPlan | None, position: Seqno, writes_of: Callable[[Seqno], Writes]) -> tuple[Assignment, bool]:

@@ -30,11 +30,17 @@ transaction waits for: another one would wait as long."""
 _GROUP: Final = 5_000
 """Row changes of a full group of transactions, for the estimate."""
 _SLOT: Final = 4
-"""Numbers of a slot: the hash, plus one; the last transaction with it as a KEY; the last with it as a ROW since; where
-the last with it as a REFERENCE since begin, one of each channel. A transaction is its place in `_owners` plus one; 0 is
-none, in all of them."""
+"""Numbers of a slot: the hash, plus one, and above it how often it was touched; the last transaction with it as a KEY;
+the last with it as a ROW since; where the last with it as a REFERENCE since begin, one of each channel. A transaction
+is its place in `_owners` plus one; 0 is none, in all of them. The first places are of no transaction but each
+channel's: they stand for what a channel had before the plan point, and nothing waits for them."""
+_HASH: Final = (1 << 33) - 1
+"""What of the first number of a slot is the hash, plus one."""
+_TOUCHED: Final = 1 << 33
 
 
+Homes: TypeAlias = tuple[tuple[int, int], ...]
+"""Hashes that are touched often, and the channel on which each was touched last."""
 Owned: TypeAlias = tuple[int, tuple[tuple[int, Seqno], ...]]
 """A channel, and after what of others it applies a transaction: channel and seqno."""
 
@@ -82,14 +88,14 @@ class Estimate:
         self._at = vec[i64](none)
         self._open = vec[i64](none)
         self._last = vec[i64](none)
-        self._sent = vec[i64](none)
+        self._sent = vec[i64]([channels] * channels)  # nothing waits for the first places
         self._sent_at = vec[i64](none)
 
     def take(self, channel: i64, mark: i64, changes: i64, latest: vec[i64]) -> None:
         """Note that a channel has the next transaction; `latest` has by channel the last one that comes before it."""
         ready: i64 = 0
         for other in range(len(latest)):
-            if other != channel and latest[other]:
+            if other != channel and latest[other] > len(latest):
                 if latest[other] > self._sent[other]:
                     self._send(other)
                 ready = max(ready, self._sent_at[other])
@@ -138,7 +144,8 @@ class WriteOrder:
 
     `lead`: by how many row changes a channel may be ahead of the least loaded and still get what depends on it.
     `estimate`: of how long that takes. `entries` and `counted`: how many hashes were noted; transactions that count for
-    whether many were serial.
+    whether many were serial. `homes`: where values are that were touched before, which counts as one more transaction
+    that comes before, but nothing waits for it.
     """
 
     __slots__ = (
@@ -164,7 +171,7 @@ class WriteOrder:
         "estimate",
     )
 
-    def __init__(self, channels: int, lead: int, estimate: Estimate, counted: int = 0) -> None:
+    def __init__(self, channels: int, lead: int, estimate: Estimate, counted: int = 0, homes: Homes = ()) -> None:
         self.counted = counted
         self.entries = 0
         self.estimate = estimate
@@ -174,10 +181,10 @@ class WriteOrder:
         self._slots = vec[i64]([0] * (_SLOTS_FIRST * _SLOT))
         self._used: i64 = 0
         self._references = vec[i64]([0])
-        self._first: i64 = -1
-        self._owners = vec[i64]()
+        self._first: i64 = 0
+        self._owners = vec[i64](range(channels))
         # If a row change took one unit of time: when each transaction ends, and when a channel has done what it has.
-        self._ends = vec[i64]()
+        self._ends = vec[i64](none)
         self._done = vec[i64](none)
         # Of the transaction at hand: its hashes, KEYs and then ROWs in front; by channel how many come before it, and
         # the place of the last of these, plus one; when all of these end. Of each transaction at which look it was
@@ -188,8 +195,26 @@ class WriteOrder:
         self._counts = vec[i64](none)
         self._latest = vec[i64](none)
         self._ready: i64 = 0
-        self._seen = vec[i64]()
+        self._seen = vec[i64](none)
         self._look: i64 = 0
+        for value, channel in homes:
+            slot = self._new_slot(value)
+            self._slots[slot] = value + 1
+            self._slots[slot + 2] = channel + 1
+
+    def homes(self, most: int, touches: int) -> Homes:
+        """Return where the values are that are touched most, and no less than so often."""
+        found: list[tuple[int, int, int]] = []
+        slots = self._slots
+        at: i64 = 0
+        while at < len(slots):
+            count = slots[at] // _TOUCHED
+            mark = max(slots[at + 1], slots[at + 2])
+            if count >= touches and mark:
+                found.append((-count, (slots[at] & _HASH) - 1, self._owners[mark - 1]))
+            at += _SLOT
+        found.sort()
+        return tuple([(value, channel) for _, value, channel in found[:most]])
 
     def assign(self, seqno: int, changes: int, touches: Touches) -> Owned:
         """Return the channel of the next transaction, and what it waits for: channel and seqno of others."""
@@ -208,7 +233,7 @@ class WriteOrder:
         waits: list[tuple[int, Seqno]] = []
         latest, first = self._latest, self._first
         for other in range(len(self._loads)):
-            if latest[other] and other != channel:
+            if latest[other] > len(latest) and other != channel:
                 waits.append((other, Seqno(first + latest[other] - 1)))
         self._note(place, channel, changes)
         return channel, tuple(waits)
@@ -264,8 +289,8 @@ class WriteOrder:
 
     def _place(self, seqno: i64) -> i64:
         """Return the place of a transaction, which has one in `_owners`, `_ends` and `_seen` from now on."""
-        if self._first < 0:
-            self._first = seqno
+        if len(self._owners) == len(self._loads):
+            self._first = seqno - len(self._loads)
         place = seqno - self._first
         owners, ends, seen = self._owners, self._ends, self._seen
         while len(owners) <= place:
@@ -346,12 +371,10 @@ class WriteOrder:
             slots = self._slots
             slot = _slot_of(slots, values[at])
             if not slots[slot]:
-                if self._used * 2 * _SLOT >= len(slots):
-                    self._grow()
-                    slots = self._slots
-                    slot = _slot_of(slots, values[at])
-                self._used += 1
+                slot = self._new_slot(values[at])
+                slots = self._slots
                 slots[slot] = values[at] + 1
+            slots[slot] += _TOUCHED
             if at < kept:
                 slots[slot + 1] = mark
                 slots[slot + 2] = 0
@@ -369,13 +392,20 @@ class WriteOrder:
                     slots[slot + 3] = begin
                 self._references[begin + channel] = mark
 
+    def _new_slot(self, value: i64) -> i64:
+        """Return where the slot of a hash begins that has none yet."""
+        if self._used * 2 * _SLOT >= len(self._slots):
+            self._grow()
+        self._used += 1
+        return _slot_of(self._slots, value)
+
     def _grow(self) -> None:
         old = self._slots
         slots = vec[i64]([0] * (2 * len(old)))
         at: i64 = 0
         while at < len(old):
             if old[at]:
-                slot = _slot_of(slots, old[at] - 1)
+                slot = _slot_of(slots, (old[at] & _HASH) - 1)
                 for part in range(_SLOT):
                     slots[slot + part] = old[at + part]
             at += _SLOT
@@ -386,7 +416,7 @@ def _slot_of(slots: vec[i64], value: i64) -> i64:
     """Return where the slot of a hash begins: it has it, or is empty."""
     size: i64 = len(slots)
     at: i64 = value * _SLOT & (size - 1)
-    while slots[at] and slots[at] != value + 1:
+    while slots[at] and slots[at] & _HASH != value + 1:
         at = at + _SLOT & (size - 1)
     return at
 
