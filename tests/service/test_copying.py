@@ -87,8 +87,8 @@ def test_a_folder_of_another_copy(folder: Path, capsys: pytest.CaptureFixture[st
     assert Path("copy-of-shop", "tranlog.toml").read_text() == "# mine\n"
 
 
-def test_a_second_copy_of_a_source_has_a_name_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It had the first one's folder, or in another folder its slot and server id."""
+def app_that_notes() -> tuple[typer.Typer, list[Sequence[str]]]:
+    """Return a program with the command alone, and the list of what it was to run, which it does not."""
     ran: list[Sequence[str]] = []
     app = typer.Typer()
 
@@ -97,6 +97,12 @@ def test_a_second_copy_of_a_source_has_a_name_of_its_own(folder: Path, capsys: p
         return 0
 
     add_copy(app, run)
+    return app, ran
+
+
+def test_a_second_copy_of_a_source_has_a_name_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It had the first one's folder, or in another folder its slot and server id."""
+    app, ran = app_that_notes()
     for service in (None, "archive"):
         assert app(["--follow", *WORDS], standalone_mode=False, obj=(None, service)) == 0
         Path("target.db").unlink()
@@ -111,14 +117,7 @@ def test_a_copy_goes_on_by_a_configuration_that_its_owner_has_changed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Messages name options to set in it; then it was said to be no copy, and to be removed, log and all."""
-    ran: list[Sequence[str]] = []
-    app = typer.Typer()
-
-    def run(words: Sequence[str]) -> int:
-        ran.append(words)
-        return 0
-
-    add_copy(app, run)
+    app, ran = app_that_notes()
     words = ["--tables", "main.items", "--follow", *WORDS]
     assert app(words, standalone_mode=False) == 0
     file = Path("copy-of-shop", "tranlog.toml")
@@ -156,14 +155,7 @@ def test_what_is_followed_is_made_first_empty_tables_too(folder: Path, tables: t
     """docs/operations.md, "Copying tables without a log"; a start that was interrupted before its configuration."""
     with closing(apsw.Connection("shop.db")) as db:
         db.execute("CREATE TABLE empty(id INTEGER PRIMARY KEY, item REFERENCES items); CREATE TABLE other(n)")
-    ran: list[Sequence[str]] = []
-
-    def run(words: Sequence[str]) -> int:
-        ran.append(words)
-        return 0
-
-    app = typer.Typer()
-    add_copy(app, run)
+    app, ran = app_that_notes()
     words = [*(["--tables", ",".join(tables)] if tables else []), "--follow", *WORDS]
     for _ in range(2):
         assert app(words, standalone_mode=False) == 0
